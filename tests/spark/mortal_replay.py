@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 from dmq.pipeline.archive.table_store import Archive
@@ -20,10 +21,16 @@ from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.replay.sender import ReplayProgress
 from dmq.pipeline.spark_session import spark_session
 from tests.spark.conftest import JAVA_OPTIONS
-from tests.spark.mortal_archive import die, die_at_first
+from tests.spark.mortal_archive import die
 
 POINTS = ("task", "staged", "planned", "sending", "sent")
 RATE = 1500.0
+
+
+def die_at_first_rows(folder: Path) -> None:
+    while not [*folder.glob("rows-*/*.parquet")]:
+        time.sleep(0.001)
+    die()
 
 
 def main(url: str, tables: str, replay_id: str, point: str) -> None:
@@ -56,8 +63,8 @@ def main(url: str, tables: str, replay_id: str, point: str) -> None:
     Plans.keep, Plans.finish = kept, finished  # type: ignore[method-assign]
     spark = spark_session("local[2]", conf)
     if point == "task":
-        watched = (Path(tables), f"replay/{replay_id}/rows-*/*.parquet")
-        threading.Thread(target=die_at_first, args=watched, daemon=True).start()
+        rows = Path(tables) / "replay" / replay_id
+        threading.Thread(target=die_at_first_rows, args=(rows,), daemon=True).start()
     request = ReplayRequest(Selection(topic="orders"), "again", replay_id, None if point == "never" else RATE)
     outcome = execute(Archive(tables), url, request, heard, spark=spark)
     spark.stop()

@@ -11,13 +11,16 @@ import pytest
 from sqlalchemy import create_engine, insert, select
 
 from dmq.errors import InvalidSettings
+from dmq.outbox.repair.table_reader import OutboxReader
 from dmq.outbox.schema import tables
 from dmq.outbox.sender.envelope import SEND_ID, floor_send_id
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.jobs import reconcile
+from dmq.pipeline.jobs import outbox_pages, reconcile
 from dmq.pipeline.jobs.job import JobContext
+from dmq.pipeline.lookup.lookup import run_sql
 from dmq.pipeline.tables import RECONCILE_DIFF
 from tests.archive_rows import Days, archive_rows, table_rows
+from tests.object_store import ObjectStore
 from tests.spark.quick_queries import quick
 
 if TYPE_CHECKING:
@@ -35,12 +38,12 @@ def send_id(number: int, at: datetime = SENT) -> str:
 class World:
     """A sender's database, a consumer's, and an archive, in which everything agrees until a test says otherwise."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tables: str = "") -> None:
         self.urls = [f"sqlite:///{folder / name}.db" for name in ("sender", "consumer")]
         self.sender, self.consumer = map(create_engine, self.urls)
         for engine, mine in ((self.sender, (TABLES.send, TABLES.result)), (self.consumer, (TABLES.consumer,))):
             TABLES.metadata.create_all(engine, tables=list(mine))
-        self.archive = Archive(str(folder / "archive"))
+        self.archive = Archive(tables or str(folder / "archive"))
         self.days = Days()
 
     def put(self, number: int, *, state: str = "DONE", groups: str | None = "billing", at: datetime = SENT) -> str:
@@ -184,6 +187,32 @@ def test_every_disagreement_is_found_once_and_what_agrees_is_not(spark: SparkSes
     assert all(world.states()[wrong[name]] == "NEW" for name in changed)
     assert told[-1] == "5 are sent again"
     assert not [*Path(world.archive.table(RECONCILE_DIFF).uri).glob("_staging/*")]
+
+
+def test_tables_that_tasks_read_are_compared_alike_and_in_an_object_store(
+    spark: SparkSession, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_pages, "LOCAL_ROWS_MAX", 5)
+    monkeypatch.setattr(OutboxReader.pages, "__defaults__", (3,))
+    world = World(tmp_path, f"{object_store.bucket()}/archive")
+    wrong = set()
+    for number in range(40):
+        at = SENT + timedelta(milliseconds=number // 3 * 1000)
+        if number % 7:
+            world.good(number, at=at)
+        else:
+            wrong.add(world.put(number, state="SENT", at=at))
+    archive_rows(world.archive, world.days, 1)
+    found = []
+    with quick(spark):
+        for later, tasks in enumerate((None, "1", "3")):
+            now = NOW + timedelta(seconds=later)
+            result = world.run(spark, now=now, **({} if tasks is None else {"tasks": tasks}))
+            assert result.notes == ("6 not_archived",)
+            rows = run_sql(world.archive.uri, "SELECT send_id, found_at FROM reconcile_diff").table.to_pylist()
+            found.append({row["send_id"] for row in rows if row["found_at"] == now})
+    assert found == [wrong] * 3
+    world.close()
 
 
 def test_without_a_consumers_database_nobody_is_blamed_and_without_tables_it_is_refused(

@@ -81,8 +81,8 @@ def replay(
     """
     with needs_spark_extra():
         from dmq.pipeline.archive.table_store import Archive
-        from dmq.pipeline.replay.replay import ReplayRequest, new_replay_id, session_for
         from dmq.pipeline.replay.replay import execute as send
+        from dmq.pipeline.replay.replay import session_for
         from dmq.pipeline.replay.selection import Selection
 
     archive = Archive.open(tables)
@@ -101,14 +101,22 @@ def replay(
     if not execute:
         _show_dry(archive, chosen, to or topic, replay_id, form=form)
         return
-    if not (to or topic or replay_id):
-        raise typer.BadParameter("say where they go: --to TOPIC")
-    request = ReplayRequest(chosen, to or topic, replay_id or new_replay_id(), rate)
-    if replay_id is None:
-        typer.echo(f"replay id: {request.replay_id}", err=True)
+    request = _request(chosen, to or topic, replay_id, rate)
     is_for_spark = _is_large(archive, request) if by_spark is None else by_spark
     with session_for(is_for_spark, master, parse_pairs(conf)) as spark:
         _show_outcome(send(archive, broker, request, _Shown(), spark=spark), form)
+
+
+def _request(chosen: Selection | None, to: str, replay_id: str | None, rate: float | None) -> ReplayRequest:
+    from dmq.pipeline.replay.replay import ReplayRequest, new_replay_id
+
+    if replay_id is not None:
+        return ReplayRequest(chosen, to, replay_id, rate)
+    if not to:
+        raise typer.BadParameter("say where they go: --to TOPIC")
+    request = ReplayRequest(chosen, to, new_replay_id(), rate)
+    typer.echo(f"replay id: {request.replay_id}", err=True)
+    return request
 
 
 def _is_large(archive: Archive, request: ReplayRequest) -> bool:

@@ -76,6 +76,8 @@ class OutboxReader:
     """
 
     def __init__(self, url: str, prefix: str = PREFIX, *, option: str = "--outbox") -> None:
+        self.url: Final = url
+        self.prefix: Final = prefix
         self._engine: Engine = open_engine(url, option)
         self._quiet = background(self._engine)
         self._tables: OutboxTables = tables(prefix)
@@ -85,6 +87,11 @@ class OutboxReader:
 
     def __exit__(self, *_: object) -> None:
         self._engine.dispose()
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file, which other machines do not reach."""
+        return self._engine.dialect.name == "sqlite"
 
     def there(self) -> list[str]:
         """Which of the tables it has: `send`, `result`, `consumer`.

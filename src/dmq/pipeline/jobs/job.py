@@ -93,6 +93,7 @@ KNOWN: Final = (
     "reconcile.grace_minutes",
     "reconcile.resend",
     "reconcile.prefix",
+    "reconcile.tasks",
     "compact.files_min",
     "retain.days",
     "retain.derived_days",

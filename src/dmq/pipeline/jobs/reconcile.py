@@ -1,10 +1,10 @@
 """Job `reconcile`: compares the senders' tables, the consumers' tables and the archive, and writes what disagrees.
 
-The tables are read in pages from every database that is named, each of which may have the sender's tables, a consumer's
-or both, and put beside the archive as Parquet, where Spark joins them. Options: `reconcile.days`, how far back, 2 by
-default; `reconcile.grace_minutes`, how young a message may be and still be on its way, 10 by default;
+The tables are read from every database that is named, each of which may have the sender's tables, a consumer's or
+both, and put beside the archive as Parquet (`outbox_pages`), where Spark joins them. Options: `reconcile.days`, how far
+back, 2 by default; `reconcile.grace_minutes`, how young a message may be and still be on its way, 10 by default;
 `reconcile.resend`, true to have what is lost or not consumed sent again; `reconcile.prefix`, of the tables' names, `m_`
-by default.
+by default; `reconcile.tasks`, how many tasks read a table, 1 for the driver alone, by its size by default.
 
 The query has views of what four sides know. {send}, {result}: the sender's tables; {consumer}: the consumers';
 {archived}: messages of the archive that carry a send id; {settled}: message and group that a broker saw acked. Messages
@@ -29,15 +29,14 @@ from datetime import time as clock_time
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from dmq.errors import InvalidSettings
-from dmq.outbox.repair.table_reader import COLUMNS, OutboxReader, Period
+from dmq.outbox.repair.table_reader import OutboxReader, Period
 from dmq.outbox.schema import PREFIX
 from dmq.outbox.sender.envelope import SEND_ID
 from dmq.pipeline.archive.parquet import write_days
-from dmq.pipeline.jobs.frames import frame
-from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option, flag_option
+from dmq.pipeline.jobs.frames import file_frame, frame
+from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option, flag_option, optional_count
+from dmq.pipeline.jobs.outbox_pages import ARROW, copy_tables
 from dmq.pipeline.jobs.staged_files import SORT, STAGING, sweep
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, RECONCILE_DIFF, SCHEMAS
 
@@ -141,13 +140,6 @@ _DAYS: Final = 2
 _GRACE_MINUTES: Final = 10
 _ROWS_MAX: Final = 200_000  # of differences; with more, something is wrong that one row each does not tell
 _RESEND: Final = ("not_archived", "not_consumed")
-_ARROW: Final = {
-    what: pa.schema([pa.field(name, pa.int64() if _is_number else pa.string()) for name, _is_number in found])
-    for what, found in {
-        what: [(name, name.endswith("_ms") or name in ("sequence", "attempts")) for name in names]
-        for what, names in COLUMNS.items()
-    }.items()
-}
 
 
 @dataclass(frozen=True)
@@ -192,8 +184,7 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
     now_ms = _ms(context.now)
     sweep(table)
     with _pages(table.folder) as folder:
-        there = _copy(context, folder, period)
-        sides = _sides(spark, archive, folder, period, has_consumers="consumer" in there)
+        sides = _sides(spark, archive, _copy(spark, context, folder, period), period)
         context.progress(Progress("reconcile", "comparing"))
         found = differences(spark, sides).limit(_ROWS_MAX + 1).toArrow()
     rows = _rows(found.slice(0, _ROWS_MAX), context)
@@ -226,67 +217,57 @@ def _period(context: JobContext) -> Period:
 
 @contextlib.contextmanager
 def _pages(folder: Folder) -> Iterator[Folder]:
-    """A folder beside the archive, which every executor can read, for as long as it is needed."""
+    """A folder beside the archive, which every executor can reach, for as long as it is needed."""
     place = folder.below(STAGING).below(uuid.uuid4().hex)
-    place.files.create_dir(place.path, recursive=True)
+    place.make()
     try:
         yield place
     finally:
-        place.files.delete_dir(place.path)
+        place.delete()
 
 
 def _reader(context: JobContext, url: str) -> OutboxReader:
     return OutboxReader(url, context.options.get("reconcile.prefix", PREFIX))
 
 
-def _copy(context: JobContext, folder: Folder, period: Period) -> set[str]:
-    """Put the tables of all databases there as Parquet, page by page; returns which tables there are."""
-    there: set[str] = set()
+def _copy(spark: SparkSession, context: JobContext, folder: Folder, period: Period) -> dict[str, list[str]]:
+    """Put the tables of all databases there; returns the files by table."""
     rows = 0
-    for index, url in enumerate(context.outbox_urls):
-        with _reader(context, url) as reader:
-            found = reader.there()
-            if not found:
-                raise InvalidSettings(
-                    "a database that was named has none of the outbox's tables msgsend, msgresult, msgconsumer: name "
-                    "the one that your application's tables are in, and by reconcile.prefix what their names begin with"
-                )
-            there |= set(found)
-            for what in found:
-                for number, page in enumerate(reader.pages(what, period)):
-                    name = f"{folder.path}/{what}-{index}-{number}.parquet"
-                    columns = dict(zip(COLUMNS[what], zip(*page, strict=True), strict=True))
-                    pq.write_table(pa.table(columns, _ARROW[what]), name, filesystem=folder.files)
-                    rows += len(page)
-                    context.progress(Progress("reconcile", f"reading m_msg{what}", rows))
-    for what in COLUMNS:
-        pq.write_table(_ARROW[what].empty_table(), f"{folder.path}/{what}-empty.parquet", filesystem=folder.files)
-    return there
+
+    def tell(what: str, count: int) -> None:
+        nonlocal rows
+        rows += count
+        context.progress(Progress("reconcile", f"reading m_msg{what}", rows))
+
+    databases = (_reader(context, url) for url in context.outbox_urls)
+    tasks = optional_count(context, "reconcile.tasks")
+    return copy_tables(spark, databases, period, folder, tasks=tasks, on_rows=tell)
 
 
-def _sides(spark: SparkSession, archive: Archive, folder: Folder, period: Period, has_consumers: bool) -> Sides:
+def _sides(spark: SparkSession, archive: Archive, files: Mapping[str, list[str]], period: Period) -> Sides:
     message, event = archive.table(MESSAGE), archive.table(CONSUME_EVENT)
     first = datetime.fromtimestamp(period.from_ms / 1000, UTC).date()
     days = [dt for dt in message.days() if dt >= first]
     covered = _ms(datetime.combine(days[0], clock_time(), UTC)) if days else None
-    read = {what: spark.read.parquet(f"{folder.uri}/{what}-*.parquet") for what in COLUMNS}
+    read = {what: file_frame(spark, files.get(what, ()), schema) for what, schema in ARROW.items()}
     # What was sent before the archive begins cannot be missed in it.
     is_covered = "FALSE" if covered is None else f"coalesce(sent_at_ms >= {covered}, FALSE)"
-    archived = frame(spark, message, days).selectExpr(
+    archived = frame(spark, message, days, ("message_id", "topic", "business_id", "headers")).selectExpr(
         "message_id",
         "topic",
         "business_id",
         f"decode(filter(headers, one -> one.key = '{SEND_ID}')[0].value, 'UTF-8') AS send_id",
     )
     bounds = "send_id >= '{:012x}' AND send_id < '{:012x}'".format(*period)
-    acked = frame(spark, event, [dt for dt in event.days() if dt >= first]).where("outcome = 'acked'")
+    settled = [dt for dt in event.days() if dt >= first]
+    acked = frame(spark, event, settled, ("message_id", "group", "outcome")).where("outcome = 'acked'")
     return Sides(
         read["send"].selectExpr("*", f"{is_covered} AS is_covered"),
         read["result"],
         read["consumer"],
         archived.where(bounds),
         settled=acked.select("message_id", "`group`").distinct(),
-        has_consumers=has_consumers,
+        has_consumers="consumer" in files,
         has_archive=bool(days),
     )
 
