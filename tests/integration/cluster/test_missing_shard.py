@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,12 +21,14 @@ class Scene(NamedTuple):
 
     Attributes:
         here, gone: a message of a shard that answers, and one of the other.
+        homes: shards by business id.
     """
 
     client: dmq.Client
     url: str
     here: dmq.Receipt
     gone: dmq.Receipt
+    homes: Mapping[str, int]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,8 @@ def scene(cluster: ClusterProcesses) -> Iterator[Scene]:
         try:
             eventually(lambda: client.admin.lag("parts", "g").missing == ("s3",))
             gone = by_shard.pop(third)
-            yield Scene(client, cluster.url_of("s1"), next(iter(by_shard.values())), gone)
+            homes = {f"u{n}": receipt.shard for n, receipt in enumerate(sent)}
+            yield Scene(client, cluster.url_of("s1"), next(iter(by_shard.values())), gone, homes)
         finally:
             cluster.start_all()
             cluster.until_led()
@@ -86,3 +89,13 @@ def test_commands_name_the_one_that_is_missing_as_text_and_as_json(scene: Scene)
     assert "shard" in sent.out.splitlines()[0]
     lone = json.loads(run("send", "parts", "hello", "--url", scene.url, "--format", "json").out)
     assert lone["shard"] in ("s1", "s2")
+
+
+def test_sends_that_need_the_shard_say_which_it_is_and_what_to_do(scene: Scene) -> None:
+    producer = scene.client.producer(timeout=0.3)
+    name = next(f"u{n}" for n in range(30) if scene.homes[f"u{n}"] == scene.gone.shard)
+    with pytest.raises(dmq.NotConnected, match=r"no leader of shard s3 could be reached .* `dmq shard show s3` says"):
+        producer.send("parts", b"x", business_id=name, ordered=True)
+    assert producer.send("parts", b"x").shard != scene.gone.shard
+    with pytest.raises(dmq.UnknownTopic, match="there is no topic 'nosuch': create it first"):
+        producer.send("nosuch", b"x")

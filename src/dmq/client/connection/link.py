@@ -119,6 +119,10 @@ class Links(Protocol):
         """What is known of a topic in a cluster."""
         ...
 
+    def away(self, topic: str, queue: int = ...) -> Sequence[str]:
+        """The names of the shards of a cluster that have a place, or any of the topic, and are not connected."""
+        ...
+
     def stale(self, topic: str) -> None:
         """A broker says that what is known of a topic is old: have it asked for."""
         ...

@@ -367,6 +367,14 @@ class AnyRouter(Generic[P, L]):
         row = None if self.book is None else self.book.shard(number)
         return str(number) if row is None else row.name
 
+    def away(self, topic: str, queue: int = ANY) -> list[str]:
+        """The names of the shards that have a place, or any of the topic, and are not connected; none of a lone
+        broker."""
+        if self._only is not None or self._keeper is None:
+            return []
+        pools = [self._pool_at(self._table.broker(topic, queue))] if queue >= 0 else self.pools_of(topic)
+        return [self.shard_name(pool.shard) for pool in pools if pool.current() is None]
+
     def pool_asked(self, header: Header) -> P:
         """The pool of the broker that a request belongs to: that of its topic, if it names one."""
         topic = getattr(header, "topic", "")

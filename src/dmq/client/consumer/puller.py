@@ -260,4 +260,6 @@ def unreached(error: DMQError, wait: float) -> DMQError:
     """What a pull ends with that found no broker: the last try had next to no time, and it says so."""
     if not isinstance(error, NotConnected):
         return error
-    return NotConnected(f"no broker could be reached within {max(wait, 0):g} s")
+    begin, colon, why = error.message.partition(" s: ")  # of a shard, it says what is wrong
+    found = f": {why}" if colon and begin.startswith("no broker could be reached") else ""
+    return NotConnected(f"no broker could be reached within {max(wait, 0):g} s{found}")

@@ -141,10 +141,21 @@ class RetryPolicy:
         return now - sent_at >= self.give_up_after
 
     @staticmethod
-    def too_late(history: History, last: Exception | None, was_sent: bool, timeout: float) -> DMQError:
-        """What a synchronous send raises when its time is over."""
+    def too_late(
+        history: History, last: Exception | None, was_sent: bool, timeout: float, *, away: Sequence[str] = ()
+    ) -> DMQError:
+        """What a synchronous send raises when its time is over.
+
+        Parameters:
+            away: shards that the message could go to, and that are not connected.
+        """
         if was_sent and (last is None or isinstance(last, NotConnected) or history.is_unanswered):
             return TimedOut(unknown_after(timeout))
         if isinstance(last, DMQError):
             return last
+        if away:
+            return NotConnected(
+                f"no leader of shard {' or '.join(away)} could be reached within {timeout:g} s; the message was not "
+                f"sent: `dmq shard show {away[0]}` says what to do, then send it again"
+            )
         return NotConnected(f"no broker could be reached within {timeout:g} s; the message was not sent")

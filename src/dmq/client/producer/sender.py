@@ -668,7 +668,8 @@ class Sender:
     def too_late(self, batch: SendBatch, *timeouts: float | None) -> DMQError:
         """What a send raises whose time, the shortest of these, is over."""
         patience = min(limit for limit in (*timeouts, FOREVER) if limit is not None)
-        return self._policy.too_late(batch.history, batch.last_error, batch.sent_at is not None, patience)
+        away = self._links.away(batch.topic, batch.lane.key.queue)
+        return self._policy.too_late(batch.history, batch.last_error, batch.sent_at is not None, patience, away=away)
 
     # --- topics -----------------------------------------------------------------------------------------------------
 
