@@ -258,6 +258,18 @@ def lacks(ledger: Ledger) -> list[str]:
     return [f"{what} {word}" for what, (words, found) in wanted.items() for word in words if word not in {*found}]
 
 
+def outage_sends(ledger: Ledger) -> list[float]:
+    """How long each send took that may go anywhere, and was begun while a broker was killed."""
+    kills = [found for found in ledger.breaks if found.is_brokers and found.kind == "kill"]
+    return sorted(
+        sent.answered_at - sent.facts["at"]
+        for (stream, _), sent in ledger.sent.items()
+        if "-plain" in stream
+        and sent.answer == "ok"
+        and any(found.since < sent.facts["at"] < found.until for found in kills)
+    )
+
+
 def report(ledger: Ledger) -> str:
     """What happened, in a line or two."""
     answers = Counter(sent.answer for sent in ledger.sent.values())
@@ -267,7 +279,10 @@ def report(ledger: Ledger) -> str:
     twice = Counter(
         calls[0].group for calls in ledger.by_reader.values() if sum(call.word == "ack" for call in calls) > 1
     )
+    slow = outage_sends(ledger)
+    half, most = (slow[len(slow) // 2], slow[-1]) if slow else (0.0, 0.0)
     return (
+        f"{len(slow)} plain sends begun in outages: p50 {half:.3f}, at most {most:.2f} s; "
         f"sent {dict(answers)}; transactions {dict(ends)}; calls {dict(words)}; dead letters {dict(reasons)}; "
         f"done more than once {dict(twice)}; breaks {dict(Counter(found.kind for found in ledger.breaks))}"
     )
