@@ -10,13 +10,13 @@ lone broker again, whose two figures show how far the same code is from itself.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,15 +24,21 @@ import dmq
 from bench.cluster_load import ClusterLoad
 from bench.loads import Spread, machine
 from bench.rows import Row, verdict
+from dmq.protocol.admin import TopicList, TopicListReply
 from dmq.protocol.cluster.route import Route, RouteReply
 from dmq.protocol.commands import Command, decode_response
+from dmq.registry.contents import ChangeContent, TopicContent, encode_content, hex_id
+from dmq.registry.paths import Paths
+from dmq.registry.registry import Create, Put
+from dmq.registry.url import open_registry
 from dmq.testing.processes import BrokerProcess, DevClusterProcess, cpu_seconds, resident_bytes
+from tests.integration.cluster.processes import ClusterProcesses
 from tests.integration.frame_client import RawClient
 
 _BAR: Final = 1.15
 _SHARDS: Final = 3
 _QUEUES: Final = 4
-_MAKERS: Final = 8
+_AT_ONCE: Final = 100
 
 
 class ClusterBench(NamedTuple):
@@ -180,18 +186,18 @@ def many(bench: ClusterBench) -> list[Row]:
     def tell(what: str, reached: str, **figures: Any) -> None:
         rows.append(Row(what, "", reached, "", figures))
 
-    with DevClusterProcess(bench.folder / "many", shards=_SHARDS, replicas=1) as cluster:
-        pids = [line["pid"] for line in cluster.rows]
-        port = cluster.rows[0]["port"]
+    with ClusterProcesses(bench.folder / "many", _SHARDS, settings=()) as cluster:
+        pids = [member.pid for member in cluster.members.values()]
+        port = next(iter(cluster.members.values())).port
         empty = [resident_bytes(pid) for pid in pids]
         before, began = sum(map(cpu_seconds, pids)), time.perf_counter()
-        _make_topics(cluster.url, bench.topics)
+        asyncio.run(_make_topics(cluster, bench.topics))
         took, cpu = time.perf_counter() - began, sum(map(cpu_seconds, pids)) - before
         grown = statistics.mean(resident_bytes(pid) - was for pid, was in zip(pids, empty, strict=True))
         tell(
-            f"{bench.topics:,} topics of {_QUEUES} queues a shard, made one by one",
-            f"{took:.0f} s, {cpu * 1e3 / bench.topics:.2f} ms of CPU a topic of all brokers; a broker grows by "
-            f"{grown / 1e6:.0f} MB, {grown / bench.topics:.0f} bytes a topic",
+            f"{bench.topics:,} topics of {_QUEUES} queues a shard come into the registry",
+            f"leaders have all after {took:.0f} s, {cpu * 1e3 / bench.topics / _SHARDS:.2f} ms of CPU a topic each; "
+            f"a broker grows by {grown / 1e6:.0f} MB, {grown / bench.topics:.0f} bytes a topic",
             seconds=took, cpu=cpu, bytes=grown,
         )  # fmt: skip
         with ClusterLoad(cluster.url) as load:
@@ -207,17 +213,42 @@ def many(bench: ClusterBench) -> list[Row]:
     return rows
 
 
-def _make_topics(url: str, topics: int) -> None:
-    def make(first: int) -> None:
-        with dmq.connect(url, app="bench", timeout=120.0) as client:
-            for number in range(first, topics, _MAKERS):
-                client.admin.create_topic(f"t-{number}", queues=_QUEUES)
+async def _make_topics(cluster: ClusterProcesses, topics: int) -> None:
+    """Write entries, as an import does, and wait until all leaders have them in their journals."""
+    registry, paths = await open_registry(cluster.registry, "bench"), Paths("/dmq")
+    slots = [(shard, _QUEUES) for shard in cluster.shards]
+    try:
+        for start in range(0, topics, _AT_ONCE):
+            names = [paths.topic(f"t-{number}") for number in range(start, min(topics, start + _AT_ONCE))]
+            entries = [
+                TopicContent(incarnation=hex_id(start + at + 1), slots=slots, slots_version=1)
+                for at in range(len(names))
+            ]
+            made = [Create(name, encode_content(entry)) for name, entry in zip(names, entries, strict=True)]
+            await registry.write(made)
+        change = ChangeContent(path=paths.topics, count=topics)
+        await registry.write([Put(paths.change, encode_content(change), None)])
+    finally:
+        await registry.close()
+    for member in cluster.members.values():
+        while _count_topics(member.port) < topics:
+            await asyncio.sleep(3.0)
 
-    with ThreadPoolExecutor(_MAKERS) as makers:
-        list(makers.map(make, range(_MAKERS)))
+
+def _count_topics(port: int) -> int:
+    """Those that a broker has in its journal."""
+    count, after = 0, ""
+    with RawClient(port) as client:
+        while True:
+            reply = decode_response(client.ask(Command.TOPIC_LIST, TopicList("t-", after)))
+            assert isinstance(reply, TopicListReply)
+            count += sum(info.topic_id > 0 for info in reply.topics)
+            if not reply.more or not reply.topics:
+                return count
+            after = reply.topics[-1].topic
 
 
-def _crowd(bench: ClusterBench, cluster: DevClusterProcess, pids: list[int]) -> list[Row]:
+def _crowd(bench: ClusterBench, cluster: ClusterProcesses, pids: list[int]) -> list[Row]:
     """Many clients: memory, what they cost at rest, and how soon all of them know a change."""
     loads = [ClusterLoad(cluster.url) for _ in range(5)]
     each = bench.clients // len(loads)
@@ -251,11 +282,12 @@ def _crowd(bench: ClusterBench, cluster: DevClusterProcess, pids: list[int]) -> 
     seen = []
     with dmq.connect(cluster.url, app="bench", timeout=60.0) as client:
         for turn in range(5):
-            shard = cluster.rows[-1]["shard"]
+            shard = cluster.shards[-1]
             before = sum(map(cpu_seconds, pids))
             client_cpu = sum(cpu_seconds(load.pid) for load in loads)
             began = time.monotonic()
-            changed = client.admin.place_topic("t-0", **{"add" if turn % 2 else "remove": shard})
+            add, remove = (shard, "") if turn % 2 else ("", shard)
+            changed = client.admin.place_topic("t-0", add=add, remove=remove, force=bool(remove))
             answered = time.monotonic() - began
             for load in loads:
                 load.begin("know", topic="t-0", version=changed.slots_version)
