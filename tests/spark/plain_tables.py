@@ -51,14 +51,23 @@ def trace(days: Days) -> list[Row]:
 
 
 _NOTHING: Row = dict.fromkeys(
-    ("group", "delivered_at", "acked_at", "delivery_latency_ms", "ack_latency_ms", "last_error")
+    (
+        "group",
+        "delivered_at",
+        "acked_at",
+        "delivery_latency_ms",
+        "ack_latency_ms",
+        "last_error",
+        "outcome_at",
+        "error_at",
+    )
 ) | {"attempts": 0, "outcome": "stored"}
 
 
 def _life(message: Row, events: list[Row]) -> Row:
     delivered = next((event["at"] for event in events if event["outcome"] == "delivered"), None)
     acked = next((event["at"] for event in events if event["outcome"] == "acked"), None)
-    errors = [event["error"] for event in events if event["error"]]
+    errors = [event for event in events if event["error"]]
     return {
         "delivered_at": delivered,
         "acked_at": acked,
@@ -66,7 +75,9 @@ def _life(message: Row, events: list[Row]) -> Row:
         "ack_latency_ms": None if acked is None else ms(acked, message["stored_at"]),
         "attempts": max(event["attempt"] for event in events),
         "outcome": events[-1]["outcome"],
-        "last_error": errors[-1] if errors else None,
+        "last_error": errors[-1]["error"] if errors else None,
+        "outcome_at": events[-1]["at"],
+        "error_at": errors[-1]["at"] if errors else None,
     }
 
 

@@ -139,6 +139,8 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             pa.field("outcome", pa.string()),  # the last one
             pa.field("last_error", pa.string()),
             pa.field("dt", pa.date32()),
+            pa.field("outcome_at", _TIME),
+            pa.field("error_at", _TIME),
         ]
     ),
     METRICS_1M: pa.schema(

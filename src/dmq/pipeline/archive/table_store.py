@@ -187,8 +187,8 @@ class Table:
                     return None
             return [_add(file) for file in adds] + [_remove(file) for file in self._live(delta, days, None)]
 
-        marked = None if app_id is None or version is None else Transaction(app_id, version)
-        return self._commit(decide, marked)
+        marked = [] if app_id is None or version is None else [Transaction(app_id, version)]
+        return self._commit(decide, *marked)
 
     def swap(self, removes: Sequence[LiveFile], adds: Sequence[Written]) -> bool:
         """Put files with the same rows in the place of others, as compaction does.
@@ -206,7 +206,38 @@ class Table:
                 )
             return [_add(file, is_new=False) for file in adds] + [_remove(file, is_new=False) for file in removes]
 
-        return self._commit(decide, None)
+        return self._commit(decide)
+
+    def edit(self, removes: Sequence[LiveFile], adds: Sequence[Written], marks: Mapping[str, int]) -> None:
+        """Put files with other rows in the place of some, and say how far the writer has come, in one step.
+
+        Parameters:
+            marks: versions by app id.
+
+        Raises:
+            ArchiveConflict: one of the files is not there any more, or another writer is as far.
+        """
+
+        def decide(delta: DeltaTable) -> list[AddAction | RemoveAction] | None:
+            live = {file.path for file in self._live(delta, {file.dt for file in removes}, None)}
+            is_done = any((delta.transaction_version(app) or -1) > version for app, version in marks.items())
+            if is_done or any(file.path not in live for file in removes):
+                raise ArchiveConflict(f"table {self.name} was changed meanwhile: run this again", table=self.name)
+            return [_add(file) for file in adds] + [_remove(file) for file in removes]
+
+        self._commit(decide, *(Transaction(app, version) for app, version in marks.items()))
+
+    def bounds(self, column: str, dts: Iterable[date]) -> dict[str, tuple[Any, Any]]:
+        """By the path of each file of some days, the least and greatest value that the log says it has of a column."""
+        delta = self._load()
+        if delta is None:
+            return {}
+        found = pa.table(delta.get_add_actions(flatten=True))
+        found = found.filter(pc.is_in(found[f"partition.{DT}"], pa.array([*dts], pa.date32())))
+        if f"min.{column}" not in found.column_names:
+            return {}
+        least, greatest = (found[f"{which}.{column}"].to_pylist() for which in ("min", "max"))
+        return dict(zip(found["path"].to_pylist(), zip(least, greatest, strict=True), strict=True))
 
     def vacuum(self, retention_hours: int, *, dry_run: bool = False) -> list[str]:
         """Delete files that have belonged to no version for this time, those of runs that were killed, too."""
@@ -216,7 +247,7 @@ class Table:
         return list(delta.vacuum(retention_hours, dry_run=dry_run, enforce_retention_duration=False, full=True))
 
     def _commit(
-        self, decide: Callable[[DeltaTable], list[AddAction | RemoveAction] | None], marked: Transaction | None
+        self, decide: Callable[[DeltaTable], list[AddAction | RemoveAction] | None], *marks: Transaction
     ) -> bool:
         for turn in range(_TRIES):
             delta = self._made()
@@ -231,9 +262,7 @@ class Table:
                         self.schema,
                         partition_by=[DT],
                         # No retries: they would commit on a state that nobody has looked at.
-                        commit_properties=CommitProperties(
-                            max_commit_retries=0, app_transactions=None if marked is None else [marked]
-                        ),
+                        commit_properties=CommitProperties(max_commit_retries=0, app_transactions=[*marks] or None),
                     )
             except CommitFailedError:
                 time.sleep(_PAUSE_SECONDS * (turn + 1))

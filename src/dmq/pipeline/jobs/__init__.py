@@ -2,7 +2,7 @@
 
 In reading order: `job` is what a job is given and gives back; `changes` says which days are to be made anew, `frames`
 reads tables, `staged_files` writes them, both through `table_files` where Spark itself cannot. The jobs: `rollup`,
-`trace`, `dead_letters`, `reconcile` with `outbox_pages`, `compact`, `retain`.
+`trace` with `trace_merge`, `dead_letters`, `reconcile` with `outbox_pages`, `compact`, `retain`.
 
 What always holds: a job's module is imported when it is run and not before, so that a worker which needs one of them
 does not load all.

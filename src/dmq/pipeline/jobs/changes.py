@@ -32,6 +32,7 @@ class News(NamedTuple):
     version: int  # of the source; -1 if it is not there
     dts: frozenset[date]
     files: tuple[str, ...]
+    has_old: bool = False  # the files have rows that are not new, too
 
 
 def mark_of(source: Table) -> str:
@@ -49,13 +50,13 @@ def news_of(source: Table, derived: Table, *, everything: bool = False) -> News:
     # A source that has fewer versions than were seen is another table: its folder was deleted and filled again.
     paths = None if seen is None or seen > version else _paths_since(source, seen, version)
     if paths is None:
-        return News(version, frozenset(file.dt for file in live), tuple(file.uri for file in live))
+        return News(version, frozenset(file.dt for file in live), tuple(file.uri for file in live), seen is not None)
     by_path = {file.path: file for file in live}
     dts = frozenset(paths.values())
     # Rows of a file that is gone again lie in some other file of its day.
     lost = {dt for path, dt in paths.items() if path not in by_path}
     files = [file.uri for file in live if file.path in paths or file.dt in lost]
-    return News(version, dts & frozenset(file.dt for file in live), tuple(files))
+    return News(version, dts & frozenset(file.dt for file in live), tuple(files), has_old=bool(lost))
 
 
 def remember(derived: Table, news: Mapping[Table, News]) -> None:

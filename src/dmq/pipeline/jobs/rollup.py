@@ -275,7 +275,7 @@ def _made(spark: SparkSession, archive: Archive, dts: list[date], context: JobCo
         dts,
         frame(spark, message, dts),
         events,
-        before=frame(spark, message, window),
+        before=frame(spark, message, window, _PLACE),
         opening=frame(spark, position, earlier[-1:]),
     )
 

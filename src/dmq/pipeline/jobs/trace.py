@@ -1,7 +1,8 @@
 """Job `trace`: the life of each message with each group, one row for both.
 
-Made anew for whole days of messages: those with new messages, and those whose messages have new events. An event may
-come days after its message; it counts as long as it comes within the lateness window.
+What is new is merged into the rows that are there (`trace_merge`). Where there is too much of it, or no telling what is
+new, whole days of messages are made anew by Spark: those with new messages, and those whose messages have new events.
+An event may come days after its message; it counts as long as it comes within the lateness window.
 
 What always holds: a message that no group has settled has one row, without a group and with the outcome `stored`; a row
 is the same however often and in whatever portions the events came.
@@ -11,14 +12,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Final
 
+from dmq.errors import ArchiveConflict
 from dmq.pipeline.archive.parquet import FILE_BYTES
 from dmq.pipeline.jobs.changes import News, news_of, remember
 from dmq.pipeline.jobs.frames import OFFERED_AT, frame, frame_of
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
 from dmq.pipeline.jobs.staged_files import staged
+from dmq.pipeline.jobs.trace_merge import Merged, merge
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, TRACE
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run", "touched_days", "trace_rows"]
 
+_COLUMNS: Final = ("message_id", "topic", "sent_at", "received_at", "stored_at", "flags", "dt")  # of messages
 _ROW_BYTES: Final = 60  # of a trace row in a file, about
 # The same message on two brokers, after a failover, is one: the first that was stored.
 _MESSAGES: Final = f"""
@@ -43,7 +48,8 @@ _EVENTS: Final = """
            CAST(max(attempt) AS INT) AS attempts,
            max_by(outcome, struct(at, attempt, outcome <> 'delivered', broker, journal_offset)) AS outcome,
            max_by(error, struct(at, attempt, broker, journal_offset))
-               FILTER (WHERE error <> '' AND outcome <> 'delivered') AS last_error
+               FILTER (WHERE error <> '' AND outcome <> 'delivered') AS last_error,
+           max(at) AS outcome_at, max(at) FILTER (WHERE error <> '' AND outcome <> 'delivered') AS error_at
     FROM {event} WHERE message_id IS NOT NULL GROUP BY message_id, `group`
 """
 _TRACE: Final = f"""
@@ -51,7 +57,8 @@ _TRACE: Final = f"""
            (unix_micros(m.stored_at) - unix_micros(m.offered_at)) DIV 1000 AS store_latency_ms,
            (unix_micros(e.delivered_at) - unix_micros(m.stored_at)) DIV 1000 AS delivery_latency_ms,
            (unix_micros(e.acked_at) - unix_micros(m.stored_at)) DIV 1000 AS ack_latency_ms,
-           coalesce(e.attempts, 0) AS attempts, coalesce(e.outcome, 'stored') AS outcome, e.last_error, m.dt
+           coalesce(e.attempts, 0) AS attempts, coalesce(e.outcome, 'stored') AS outcome, e.last_error, m.dt,
+           e.outcome_at, e.error_at
     FROM ({_MESSAGES}) m LEFT JOIN ({_EVENTS}) e ON m.message_id = e.message_id
 """
 
@@ -75,10 +82,12 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
     """Make the days anew that something came to; see `dmq.pipeline.jobs.job`."""
     began, everything = time.monotonic(), flag_option(context, EVERYTHING)
     message, event, trace = archive.table(MESSAGE), archive.table(CONSUME_EVENT), archive.table(TRACE)
-    news = {
-        message: news_of(message, trace, everything=everything),
-        event: news_of(event, trace, everything=everything),
-    }
+    # Events first: a message is committed before what is said of it, so that none is left without its message.
+    said = news_of(event, trace, everything=everything)
+    news = {message: news_of(message, trace, everything=everything), event: said}
+    merged = None if everything else _merged(archive, news[message], said, lateness_of(context))
+    if merged is not None:
+        return JobResult("trace", {TRACE: merged.rows}, merged.dts, time.monotonic() - began)
     stored = set(message.days())
     lateness = lateness_of(context)
     dts = set(news[message].dts)
@@ -86,12 +95,22 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
     written = 0
     for index, dt in enumerate(sorted(dts)):
         context.progress(Progress("trace", f"joining {dt}", written, index, total=len(dts), unit="days"))
-        rows = trace_rows(spark, frame(spark, message, [dt]), frame(spark, event, _window(event.days(), dt, lateness)))
+        rows = trace_rows(
+            spark, frame(spark, message, [dt], _COLUMNS), frame(spark, event, _window(event.days(), dt, lateness))
+        )
         files = staged(trace, rows, _files(archive, dt))
         trace.replace([dt], files)
         written += sum(file.rows for file in files)
     remember(trace, news)
     return JobResult("trace", {TRACE: written}, frozenset(dts), time.monotonic() - began)
+
+
+def _merged(archive: Archive, messages: News, events: News, lateness: timedelta) -> Merged | None:
+    if not (messages.files or events.files):
+        return None
+    with suppress(ArchiveConflict):  # then the days are made anew
+        return merge(archive, messages, events, lateness)
+    return None
 
 
 def _touched(spark: SparkSession, archive: Archive, news: News, stored: set[date], lateness: timedelta) -> set[date]:
@@ -102,7 +121,7 @@ def _touched(spark: SparkSession, archive: Archive, news: News, stored: set[date
     if not within:
         return set()
     events = frame_of(spark, CONSUME_EVENT, news.files).select("message_id")
-    return touched_days(spark, frame(spark, archive.table(MESSAGE), within).select("message_id", "dt"), events)
+    return touched_days(spark, frame(spark, archive.table(MESSAGE), within, ["message_id", "dt"]), events)
 
 
 def _window(days: Iterable[date], dt: date, lateness: timedelta) -> list[date]:
