@@ -105,7 +105,7 @@ class Puller(Generic[P]):
         """What asks a broker for a batch; over a new connection it says which leases have come to us."""
         holding = None
         if one.pulled_over is not link:
-            one.tell_again(link)
+            one.tell(link)
             holding = self._core.holding(one.book, with_pulled=True)
         return self._options.pull(
             one.member(link), ask.max_messages, wait, queue=ask.queue, start_from=one.start_from, holding=holding

@@ -150,7 +150,7 @@ class Subscription(Generic[P]):
             self._told_queues = self.queues
         if self._all.is_divided:
             self._all.subscriber.attend(link)
-        self.tell_again(link)
+        self.tell(link)
         holding = self._core.holding(self.book)
         header = self._options.subscribe(
             self.member(link),
@@ -269,38 +269,28 @@ class Subscription(Generic[P]):
             self.follow()
             if self.owed:
                 self._all.repay(self)
-            unsent = self.send(frames)
-            if unsent:
-                self._core.not_sent(self.book, unsent)
+            link = self.pool.current()
+            if link is None:
+                self._core.not_sent(self.book, frames)
+            else:
+                self.tell(link, frames)
 
-    def send(self, frames: Sequence[Settle]) -> Sequence[Settle]:
-        """Tell the broker something of its leases; what could not be sent."""
-        link = self.pool.current()
-        if link is None:
-            return frames
-        lost = self._core.take_lost(self.book, link)
-        return self._tell(link, [*lost, *frames] if lost else frames)
+    def tell(self, link: NamedLink, frames: Sequence[Settle] = ()) -> None:
+        """Tell the broker something of its leases, and first what may have been lost with the link before.
 
-    def _tell(self, link: NamedLink, frames: Sequence[Settle]) -> Sequence[Settle]:
-        at = 0
+        What cannot be sent goes with the next reports.
+        """
+        frames, at = [*self._core.take_lost(self.book, link), *frames], 0
         try:
             for frame in frames:
                 link.tell(Command.SETTLE, frame)
                 at += 1
-        except DMQError:
-            pass
-        if at and self._core.told(self.book, link, frames[:at]):
-            try:
+            if at and self._core.told(self.book, link, frames):
                 link.submit(Command.HEARTBEAT, Heartbeat(0), on_answer=lambda answer: None, attended=False)
-            except DMQError:
-                pass  # they are told again over the next link
-        return frames[at:]
-
-    def tell_again(self, link: NamedLink) -> None:
-        """Tell the broker over a new link what may have been lost with the last one, before it takes stock."""
-        lost = self._core.take_lost(self.book, link)
-        if lost and (unsent := self._tell(link, lost)):
-            self._core.not_sent(self.book, unsent)
+        except DMQError:
+            if at < len(frames):
+                self._core.told(self.book, link, frames[:at])
+                self._core.not_sent(self.book, frames[at:])
 
     def keep(self, deliveries: Sequence[Delivery]) -> None:
         """Ask for more time. A lease is longer only once the broker has said so."""
