@@ -13,6 +13,7 @@ import pytest
 from hypothesis.configuration import set_hypothesis_home_dir
 
 import dmq.deadletters.store  # noqa: F401  first by the main thread: CPython 3.11 breaks when two threads parse at once
+from dmq.event_log import _LIMITER
 from dmq.testing.fixtures import dmq_broker
 from tests.databases import database_servers
 from tests.folder_times import FolderTimes
@@ -45,6 +46,12 @@ def pytest_configure(config: pytest.Config) -> None:
     end_in_order()
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(FolderTimes())
+
+
+@pytest.fixture(autouse=True)
+def _repeated_lines() -> None:
+    """A line that another test wrote within the last seconds is written again."""
+    _LIMITER.forget()
 
 
 @pytest.hookimpl(wrapper=True)

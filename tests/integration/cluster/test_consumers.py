@@ -99,6 +99,7 @@ def test_members_divide_the_queues_of_all_shards_and_a_death_frees_them(cluster:
             client.close()
 
 
+@pytest.mark.usefixtures("client")
 def test_a_broadcast_member_has_a_place_in_each_shard(cluster: ClusterProcesses) -> None:
     for _ in range(2):
         with (
