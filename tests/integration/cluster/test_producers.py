@@ -13,6 +13,7 @@ import dmq.aio
 from dmq.model import place_of
 from dmq.records import business_hash
 from tests.integration.cluster.processes import ClusterProcesses
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.uncounted, pytest.mark.xdist_group("cluster")]
 
@@ -44,6 +45,30 @@ def test_many_and_asynchronous_sends_go_to_all_shards(client: dmq.Client) -> Non
         receipts += [future.result(30) for future in futures]
     assert {receipt.shard for receipt in receipts} == {1, 2, 3}
     assert len({(one.shard, one.queue, one.offset) for one in receipts}) == 25_000
+
+
+def test_a_topic_whose_only_shard_is_read_only_refuses_at_once_and_says_so(client: dmq.Client) -> None:
+    client.admin.create_topic("closed", queues=1)
+    for shard in ("s1", "s2"):
+        client.admin.place_topic("closed", remove=shard)
+    with client.producer(timeout=30) as producer:
+        producer.send("closed", b"x")
+        client.admin.set_shard("s3", state="read-only")
+        try:
+            eventually(lambda: refusal(producer) == "ShardConflict")
+            with pytest.raises(dmq.ShardConflict, match=r"shard '?s3'? is read-only .*dmq shard set s3 --state open"):
+                producer.send_async("closed", b"x").result(30)
+        finally:
+            client.admin.set_shard("s3", state="open")
+        eventually(lambda: refusal(producer) == "")
+
+
+def refusal(producer: dmq.Producer) -> str:
+    try:
+        producer.send("closed", b"x")
+    except dmq.DMQError as error:
+        return type(error).__name__
+    return ""
 
 
 def test_ordered_messages_are_divided_over_all_places(client: dmq.Client) -> None:

@@ -138,6 +138,9 @@ class FakeLinks:
     def reachable(self, topic: str, queues: int, wanted: int = -1) -> Sequence[int]:
         return range(queues)
 
+    def closed(self, topic: str) -> DMQError | None:
+        return None
+
     def away(self, topic: str, queue: int = -1) -> list[str]:
         return []
 

@@ -123,6 +123,10 @@ class Links(Protocol):
         """The names of the shards of a cluster that have a place, or any of the topic, and are not connected."""
         ...
 
+    def closed(self, topic: str) -> DMQError | None:
+        """Why nowhere in a cluster messages of a topic are taken; None if they are somewhere, connected or not."""
+        ...
+
     def stale(self, topic: str) -> None:
         """A broker says that what is known of a topic is old: have it asked for."""
         ...

@@ -37,7 +37,7 @@ from dmq.client.connection.route_keeper import RouteKeeper
 from dmq.client.connection.shard_health import ShardHealth
 from dmq.client.connection.threads import FOREVER, Alarms, Notifier, end_in_children
 from dmq.client.connection.url import OneBroker, parsed_address
-from dmq.errors import Busy, DMQError, NotConnected, TimedOut, UnknownTopic
+from dmq.errors import Busy, DMQError, NotConnected, ShardConflict, TimedOut, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.protocol import Command, Frame, Header, decode_response
 from dmq.protocol.admin import TopicDescribe
@@ -374,6 +374,21 @@ class AnyRouter(Generic[P, L]):
             return []
         pools = [self._pool_at(self._table.broker(topic, queue))] if queue >= 0 else self.pools_of(topic)
         return [self.shard_name(pool.shard) for pool in pools if pool.current() is None]
+
+    def closed(self, topic: str) -> DMQError | None:
+        """Why no shard takes messages of a topic, by what is known of it; None if one does, connected or not."""
+        row = None if self._keeper is None else self._keeper.book.topic(topic)
+        if row is None or self._keeper is None:
+            return None
+        shards = [self._keeper.book.shard(slot.shard) for slot in row.slots if slot.is_writable]
+        if any(shard is None or shard.is_writable for shard in shards):
+            return None
+        names = [shard.name for shard in shards if shard is not None]
+        why = f": shard {', '.join(names)} is read-only (`dmq shard set {names[0]} --state open`)" if names else ""
+        return ShardConflict(
+            f"no shard takes messages of topic {topic!r} now{why}; `dmq topic place {topic} --add SHARD` puts it on "
+            "another"
+        )
 
     def pool_asked(self, header: Header) -> P:
         """The pool of the broker that a request belongs to: that of its topic, if it names one."""

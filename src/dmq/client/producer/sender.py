@@ -118,6 +118,9 @@ class Sender:
         while (link := links.link_for(topic, lane.key.queue)) is not None:
             route = self._routes.get(topic)
             queues = links.reachable(topic, route.queues if route else 1, lane.key.queue)
+            if not queues and lane.key.queue < 0 and (closed := links.closed(topic)) is not None:
+                self._refuse(lane, closed)
+                return
             overlaps = OVERLAP in link.features
             with self.lock:
                 batch = self.accumulator.next_batch(lane, queues, overlaps=overlaps)
@@ -653,6 +656,13 @@ class Sender:
             queue = batch.lane.key.queue if batch.queue < 0 else batch.queue
             if self._links.link_for(batch.topic, queue) is None:
                 self.withdraw(batch, error)
+
+    def _refuse(self, lane: Lane, error: DMQError) -> None:
+        """Nothing of a lane can be sent, now or soon."""
+        with self.lock:
+            batches = [batch for batch in self.accumulator.unsettled() if batch.lane is lane and batch.sent_at is None]
+        for batch in batches:
+            self.withdraw(batch, error)
 
     def close(self, error: DMQError) -> None:
         """End everything that is not settled with this error."""
