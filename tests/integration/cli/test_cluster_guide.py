@@ -96,7 +96,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, zookeeper: ZooKeeperProces
 
 
 def test_every_command_of_the_guide_is_run(cluster: GuideCluster) -> None:
-    assert len(cluster.done) == 15
+    assert len(cluster.done) == 16
     found = cluster.show()
     (shard,) = found["shards"]
     assert (found["format"], shard["health"]) == (2, "ok")

@@ -104,17 +104,17 @@ def test_what_fails_is_tried_again_and_what_is_delayed_comes_in_its_time(client:
 
 
 def test_the_most_urgent_of_each_shard_comes_first(client: dmq.Client) -> None:
-    client.admin.create_topic("urgent", priority=True)
+    client.admin.create_topic("hurry", priority=True)
     with client.producer(timeout=PATIENCE_S) as producer:
-        receipts = [producer.send("urgent", b"x", priority=number % 10) for number in range(90)]
+        receipts = [producer.send("hurry", b"x", priority=number % 10) for number in range(90)]
     assert len({receipt.shard for receipt in receipts}) == 3
-    with client.consumer("urgent", "hurried") as consumer:
+    with client.consumer("hurry", "hurried") as consumer:
         found = pulled(consumer, 90)
     for shard in (1, 2, 3):
         first = [message.priority for message in found if message.shard == shard][:3]
         assert first == sorted(first, reverse=True)
         assert first[0] >= 7
-    client.admin.delete_topic("urgent")
+    client.admin.delete_topic("hurry")
 
 
 def test_an_asyncio_consumer_hears_all_shards_in_order(cluster: ClusterProcesses, client: dmq.Client) -> None:
