@@ -38,7 +38,7 @@ from dmq.clock import Clock, SystemClock
 from dmq.deadletters.url import MEMORY, check_url, default_url, is_file
 from dmq.errors import BrokerStopping, StoreFailed
 from dmq.event_log import EventLog, tell_suppressed
-from dmq.net.address import ServerAddress, check_address
+from dmq.net.address import ServerAddress, check_address, is_loopback
 from dmq.net.pages import MakePage, Page, PageServer
 from dmq.net.server import ConnectionLimits, Server
 from dmq.settings import Settings
@@ -159,10 +159,10 @@ class BrokerServer:
             self._start_letters()
 
     def _make_member(self) -> ShardProcess:
-        """This server as a member of a shard. Dead letters in one member's file would be out of the others' reach."""
+        """This server as a member of a shard. Dead letters in one machine's file would be out of the others' reach."""
         settings = self._settings.broker
         letters, url = self._letters, settings.dead_letters_url
-        if letters is None and url is not None and not is_file(url):
+        if letters is None and url is not None and (not is_file(url) or is_loopback(settings.host)):
             letters = self._settled_letters()
         files = self._files or OsFiles(settings.data)
         ways = ShardWays(files, letters, self.open_registry, self._insecure)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dmq.errors import InvalidSettings, NotAllowed
 
-__all__ = ["ServerAddress", "check_address", "parse_address"]
+__all__ = ["ServerAddress", "check_address", "is_loopback", "parse_address"]
 
 
 class ServerAddress(NamedTuple):
@@ -40,17 +40,21 @@ def parse_address(text: str, default_port: int | None = None) -> ServerAddress:
     return ServerAddress(host, int(port))
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def check_address(host: str, insecure: bool) -> None:
     """Refuse to listen where strangers can reach the server, unless that is meant.
 
     Raises:
         NotAllowed: the address is not loopback.
     """
-    try:
-        is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback and not insecure:
+    if not is_loopback(host) and not insecure:
         raise NotAllowed(
             f"{host} is not loopback, and there is no authentication yet: anybody who reaches it could read and write "
             "everything; say --insecure if that is meant",

@@ -9,12 +9,15 @@ import pytest
 
 import dmq
 from tests.integration.cluster.processes import ClusterProcesses
+from tests.integration.shard.processes import SETTINGS
 
 
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
-    """Three shards of one member each."""
-    with ClusterProcesses(Path(tmp_path_factory.mktemp("cluster"))) as running:
+    """Three shards of one member each, with one database of dead letters."""
+    folder = Path(tmp_path_factory.mktemp("cluster"))
+    settings = (*SETTINGS, f"broker.dead_letters_url=sqlite:///{folder}/letters.db")
+    with ClusterProcesses(folder, settings=settings) as running:
         yield running
 
 

@@ -103,6 +103,38 @@ def test_what_fails_is_tried_again_and_what_is_delayed_comes_in_its_time(client:
     client.admin.delete_topic("again")
 
 
+@pytest.mark.parametrize("removed", [(), ("s1", "s2"), ("s2", "s3")])
+def test_dead_letters_are_resent_by_a_shard_that_has_their_topic(removed: tuple[str, ...], client: dmq.Client) -> None:
+    topic = "dead-" + "".join(removed)
+    client.admin.create_topic(topic, queues=1)
+    for shard in removed:
+        client.admin.place_topic(topic, remove=shard)
+    with client.producer(timeout=PATIENCE_S) as producer:
+        shards = {producer.send(topic, b"%d" % number).shard for number in range(12)}
+    assert len(shards) == 3 - len(removed)
+    with client.consumer(topic, "dying") as consumer:
+        for message in pulled_only(consumer, 12):
+            message.reject("no use")
+    eventually(lambda: len(client.admin.dead_letters(topic=topic)) == 12)
+    assert all(outcome.ok for outcome in client.admin.resend_dead_letters(topic=topic))
+    assert not client.admin.dead_letters(topic=topic, state="waiting")
+    with client.consumer(topic, "dying") as consumer:
+        found = pulled(consumer, 12)
+    assert {bytes(message.body) for message in found} == {b"%d" % number for number in range(12)}
+    assert {message.shard for message in found} <= shards
+    client.admin.delete_topic(topic)
+
+
+def pulled_only(consumer: dmq.Consumer, count: int) -> list[ReceivedMessage]:
+    """As `pulled`, and nothing is acked."""
+    found: list[ReceivedMessage] = []
+    while len(found) < count:
+        batch = consumer.pull(100, wait=PATIENCE_S)
+        assert batch
+        found += batch
+    return found
+
+
 def test_the_most_urgent_of_each_shard_comes_first(client: dmq.Client) -> None:
     client.admin.create_topic("hurry", priority=True)
     with client.producer(timeout=PATIENCE_S) as producer:

@@ -27,6 +27,7 @@ SHARDS_MAX: Final = 16
 REGISTRY: Final = "nameserver"
 _LETTERS: Final = "abcdefg"
 _DATABASE: Final = "registry.sqlite"
+_DEAD_LETTERS: Final = "letters.sqlite"
 _READY_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.2
 _PORTS_APART: Final = 10
@@ -155,7 +156,9 @@ class DevCluster:
             "--registry", f"dmq://{self._registry.address}", "--shard", shard,
             "--replication-port", str(replication), "--replicas", str(options.replicas),
             "--min-in-sync", str(min(2, options.replicas)),
-            "--set", f"shard.promise_seconds={options.session * 2 / 3:.3f}", *self._insecure, *options.arguments,
+            "--set", f"shard.promise_seconds={options.session * 2 / 3:.3f}",
+            "--set", f"broker.dead_letters_url=sqlite:///{options.folder.absolute() / _DEAD_LETTERS}",
+            *self._insecure, *options.arguments,
         )  # fmt: skip
 
     @property

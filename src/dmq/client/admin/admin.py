@@ -51,7 +51,7 @@ from dmq.client.admin.shard_answers import (
 from dmq.client.admin.shards import RepairReport, ShardChange, ShardReport
 from dmq.client.connection.pool import Pool
 from dmq.client.connection.router import Router
-from dmq.errors import DMQError, NotConnected
+from dmq.errors import DMQError, NotConnected, UnknownTopic
 from dmq.model import MessageId, place_of
 from dmq.protocol.cluster.member import MemberState
 from dmq.protocol.cluster.shard import ShardSet
@@ -644,8 +644,21 @@ class Admin:
         numbers = self._converse(call)
         for part, seconds in dead_letters.steps(numbers, rate):
             began = time.monotonic()
-            outcomes += self._converse(dead_letters.settle(part, delete=delete))
+            outcomes += self._settle_part(part, delete=delete)
             left = seconds - (time.monotonic() - began)
             if left > 0 and len(outcomes) < len(numbers):
                 time.sleep(left)
         return outcomes
+
+    def _settle_part(self, numbers: list[int], *, delete: bool) -> list[DeadLetterOutcome]:
+        """Settle some letters; if the shard that was asked has not the topic of a letter, one that has it does."""
+        outcomes = {one.number: one for one in self._converse(dead_letters.settle(numbers, delete=delete))}
+        for shard in self.shard_names:
+            homeless = [number for number, one in outcomes.items() if isinstance(one.error, UnknownTopic)]
+            if homeless:
+                try:
+                    found = self._converse_in(shard, dead_letters.settle(homeless, delete=delete))
+                except DMQError as error:  # it may have resent some, so no other is asked
+                    found = [DeadLetterOutcome(number, error) for number in homeless]
+                outcomes |= {one.number: one for one in found}
+        return [*outcomes.values()]
