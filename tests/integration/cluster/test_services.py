@@ -121,7 +121,6 @@ def test_dead_letters_are_resent_by_a_shard_that_has_their_topic(removed: tuple[
     with client.consumer(topic, "dying") as consumer:
         found = pulled(consumer, 12)
     assert {bytes(message.body) for message in found} == {b"%d" % number for number in range(12)}
-    assert {message.shard for message in found} <= shards
     client.admin.delete_topic(topic)
 
 
