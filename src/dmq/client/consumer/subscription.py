@@ -291,6 +291,9 @@ class Subscription(Generic[P]):
             if at < len(frames):
                 self._core.told(self.book, link, frames[:at])
                 self._core.not_sent(self.book, frames[at:])
+        current = self.pool.current()
+        if at and current is not None and current is not link:
+            self.tell(current)  # the link broke under it, and the next one was there before this was noted
 
     def keep(self, deliveries: Sequence[Delivery]) -> None:
         """Ask for more time. A lease is longer only once the broker has said so."""
