@@ -16,6 +16,7 @@ import dmq as client_side
 from dmq.testing.processes import BrokerProcess
 from tests.integration.cli.test_commands import Done
 from tests.integration.cli.test_commands import dmq as run
+from tests.patience import eventually
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,45 @@ def test_a_signal_ends_it_and_nothing_printed_comes_again(broker: BrokerProcess,
     while lag(broker, topic, "g") != (0, 0):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+SIGNALLED = """
+import os
+from dmq.cli import main
+from dmq.cli.message import consume
+show = consume._show
+def show_and_be_told(*arguments):
+    show(*arguments)
+    os.kill(os.getpid(), int(os.environ["NUMBER"]))
+consume._show = show_and_be_told
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_between_the_print_and_its_ack_waits_for_the_ack(broker: BrokerProcess, number: int) -> None:
+    topic = f"between-{number}"
+    dmq(broker, "topic", "create", topic)
+    dmq(broker, "send", topic, "first")
+    words = ["consume", topic, "--group", "g", "--follow", "--format", "body", "--url", broker.url]
+    environ = {**os.environ, "NUMBER": str(int(number))}
+    done = subprocess.run([sys.executable, "-c", SIGNALLED, *words], capture_output=True, env=environ, check=False)
+    assert (done.returncode, done.stdout) == (130, b"first\n"), done.stderr
+    assert lag(broker, topic, "g") == (0, 0)
+
+
+def test_a_signal_ends_it_though_nobody_reads_what_it_prints(broker: BrokerProcess) -> None:
+    dmq(broker, "topic", "create", "unread")
+    with client_side.connect(broker.url) as client:
+        client.admin.create_group("g", "unread")
+        client.producer().send("unread", b"x" * 200_000)  # more than a pipe holds
+    words = ["consume", "unread", "--group", "g", "--follow", "--format", "body", "--url", broker.url]
+    with subprocess.Popen([sys.executable, "-m", "dmq.cli", *words], stdout=subprocess.PIPE) as process:
+        with client_side.connect(broker.url) as client:
+            eventually(lambda: any(queue.leased for queue in client.admin.lag("unread", "g").queues))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+    assert lag(broker, "unread", "g") == (1, 0)
 
 
 def complete(broker: BrokerProcess, words: str) -> list[str]:

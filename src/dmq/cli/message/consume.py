@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -31,6 +31,7 @@ app = make_app("Consume messages with a group; print them, or run a program for 
 
 _BATCH = 100
 _WAIT_SECONDS = 0.5
+_UNREAD_SECONDS = 1
 _FACT_BYTES_MAX = 100_000  # the system takes no longer variable
 
 
@@ -75,12 +76,17 @@ def consume(
         raise typer.BadParameter("--from takes no offset: give earliest, latest, 10m or a moment")
     options: dict[str, Any] = {"tags": tags, "start_from": place, "lease": seconds, "max_attempts": max_attempts}
     failed = done = 0
-    with _stopped_by_sigterm(), connected(url) as client, client.consumer(topic, group=group, **options) as consumer:
+    with (
+        _Ending() as ending,
+        connected(url) as client,
+        client.consumer(topic, group=group, **options) as consumer,
+    ):
         names = client.admin.shard_names
         for batch in _batches(consumer, count, follow, 1 if command is not None else _BATCH):
             if command is None:
-                _show(batch, form, names)
-                consumer.ack(batch)
+                with ending.held():
+                    _show(batch, form, names)
+                    consumer.ack(batch)
             else:
                 failed += not _run(batch[0], command, seconds, names)
             done += len(batch)
@@ -100,14 +106,24 @@ def _batches(consumer: Consumer, count: int | None, follow: bool, size: int) -> 
 
 
 def _show(batch: Any, form: BodyFormat, names: Mapping[int, str]) -> None:
+    """Print messages; returns when all of it is written, since an ack says that the reader has it."""
+    sys.stdout.flush()
     for message in batch:
         if form is BodyFormat.BODY:
-            sys.stdout.buffer.write(message.body + b"\n")
+            line = message.body
         elif form is BodyFormat.JSON:
-            typer.echo(json.dumps(_all_facts(message, names)))
+            line = json.dumps(_all_facts(message, names)).encode()
         else:
-            typer.echo(message_line(_as_stored(message), names))
-    sys.stdout.flush()  # an ack says that the reader has it
+            line = message_line(_as_stored(message), names).encode(sys.stdout.encoding, "backslashreplace")
+        _write_whole(line + b"\n")
+
+
+def _write_whole(line: bytes) -> None:
+    """Write past Python's buffer, which drops the rest of a write that a signal cut short."""
+    output = getattr(sys.stdout.buffer, "raw", sys.stdout.buffer)
+    left = memoryview(line)
+    while left:
+        left = left[output.write(left) :]
 
 
 def _run(message: ReceivedMessage, command: str, lease: float, names: Mapping[int, str]) -> bool:
@@ -188,15 +204,39 @@ def _as_stored(message: ReceivedMessage) -> StoredMessage:
     )
 
 
-@contextlib.contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does."""
+class _Ending:
+    """SIGTERM and Ctrl-C end the command, but not between the print of messages and their ack: they would come again.
 
-    def stop(number: int, _: object) -> None:
-        raise KeyboardInterrupt
+    A print that nobody reads ends a second after the signal, or at the next one.
+    """
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def __init__(self) -> None:
+        self._is_held = self._is_asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            self._before[number] = signal.signal(number, self._asked)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _asked(self, number: int, _: object) -> None:
+        if not self._is_held or self._is_asked:
+            raise KeyboardInterrupt
+        self._is_asked = True
+        signal.alarm(_UNREAD_SECONDS)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let a signal wait until this is done."""
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+            signal.alarm(0)
+        if self._is_asked:
+            raise KeyboardInterrupt
