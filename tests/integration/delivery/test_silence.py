@@ -172,4 +172,5 @@ def test_a_broker_that_was_stopped_ends_no_lease_before_it_has_read_what_came_me
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         eventually(lambda: scene.lag() == 0)
+        eventually(lambda: bodies(*both) == set(range(count)))  # what they said may still be on its way here
         assert sorted((*both[0].done, *both[1].done)) == [(body, 1) for body in range(count)]
