@@ -12,16 +12,16 @@ from typing import Final
 from dmq.client.connection.url import check_url
 from dmq.duration import parse_duration
 from dmq.errors import InvalidSettings, Unsupported
-from dmq.pipeline.decode.journal_reader import server_url
+from dmq.pipeline.decode.journal_reader import Patience, server_url
 
 __all__ = [
     "ANSWER_OPTION",
     "RETRIES_OPTION",
     "SERVERS",
     "TIMEOUT_OPTION",
-    "count_option",
     "flag",
     "known_options",
+    "patience_option",
     "seconds_option",
     "servers",
 ]
@@ -111,7 +111,23 @@ def seconds_option(name: str, given: Mapping[str, str], default: float) -> float
     return found
 
 
-def count_option(name: str, given: Mapping[str, str], default: int) -> int:
+def patience_option(given: Mapping[str, str], default: Patience) -> Patience:
+    """How long a broker is waited for: three options.
+
+    Raises:
+        InvalidSettings: one makes no sense, or an answer may take longer than the whole.
+    """
+    timeout = seconds_option(TIMEOUT_OPTION, given, default.timeout)
+    answer_seconds = seconds_option(ANSWER_OPTION, given, min(default.answer_seconds, timeout))
+    if answer_seconds > timeout:
+        raise InvalidSettings(
+            f"option {ANSWER_OPTION!r} is {answer_seconds:g} s, but {TIMEOUT_OPTION!r}, within which it lies, is "
+            f"{timeout:g} s: make it less"
+        )
+    return Patience(timeout, answer_seconds, _count_option(RETRIES_OPTION, given, default.retries))
+
+
+def _count_option(name: str, given: Mapping[str, str], default: int) -> int:
     """An option that is a whole number from 0 on.
 
     Raises:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import logging
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -227,7 +229,24 @@ def test_a_limit_slows_a_write_and_that_is_all(broker: BrokerProcess, client: Cl
 def test_a_broker_that_never_takes_the_rows_is_given_up(broker: BrokerProcess, client: Client, topic: str) -> None:
     client.admin.set_limit(topic=topic, messages=1)
     with pytest.raises(TimedOut, match=r"rows for topic .* were not stored within 1 s \(.*dmq\.timeout"):
-        write_rows(batches(bodies(5000)), WRITER, options(broker, topic, **{"dmq.timeout": "1"}))
+        write_rows(
+            batches(bodies(5000)), WRITER, options(broker, topic, **{"dmq.timeout": "500ms", "dmq.retries": "1"})
+        )
+
+
+def test_a_broker_that_hangs_is_asked_again_until_it_goes_on(broker: BrokerProcess, client: Client, topic: str) -> None:
+    """It hangs before the questions, and before the first rows: longer than an answer and one timeout may take."""
+    patient = options(broker, topic, **{"dmq.timeout": "1s", "dmq.request.timeout": "200ms", "dmq.retries": "30"})
+
+    def hanging(given: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(given):
+            if number in (0, 4):
+                os.kill(broker.pid, signal.SIGSTOP)
+                threading.Timer(1.5, os.kill, (broker.pid, signal.SIGCONT)).start()
+            yield batch
+
+    assert write_rows(hanging(batches(bodies())), WRITER, patient) == (ROWS, 0)
+    assert counted(client, topic, ROWS) == Counter(bodies())
 
 
 def test_rows_in_another_order_are_all_sent_again(

@@ -24,11 +24,11 @@ from dmq.model import place_of
 from dmq.protocol import Buffer
 from dmq.protocol.produce import Produce, ProduceReply
 
-__all__ = ["LaneBatch", "LaneSender"]
+__all__ = ["ANSWER_SECONDS", "LaneBatch", "LaneSender"]
 
 WINDOW_BYTES: Final = 16 << 20
 PAUSE_MAX: Final = 2.0
-RESEND_SECONDS: Final = 30.0
+ANSWER_SECONDS: Final = 30.0
 _TICK_SECONDS: Final = 0.5
 _PATIENCE_SECONDS: Final = 30.0
 
@@ -61,6 +61,7 @@ class LaneSender:
             with a DMQError that it raises.
         on_late: called with a batch that was not stored in time; returns the error that the sender fails with.
         stop: once it is set, no batch is sent again, and the sender fails with the reason for which it would be.
+        answer_seconds: that an answer may take before the batch is sent again.
     """
 
     def __init__(
@@ -70,12 +71,15 @@ class LaneSender:
         on_stored: Callable[[LaneBatch, ProduceReply], None],
         on_late: Callable[[LaneBatch], DMQError],
         stop: threading.Event | None = None,
+        *,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         self._router = router
         self._timeout = timeout
         self._on_stored = on_stored
         self._on_late = on_late
         self._stop = stop or threading.Event()
+        self._answer_seconds = answer_seconds
         self._attempts: NumberedSender[LaneBatch] = NumberedSender(self)
         self._changed = threading.Condition()  # guards all below
         self._under_way: dict[tuple[int, int], LaneBatch] = {}
@@ -133,10 +137,10 @@ class LaneSender:
             if now >= batch.deadline:
                 self._fail(self._on_late(batch))
                 continue
-            link = batch.link if batch.due_at is None and now - batch.sent_at >= RESEND_SECONDS else None
+            link = batch.link if batch.due_at is None and now - batch.sent_at >= self._answer_seconds else None
             if link is not None and self._attempts.take_back(batch, link):
                 batch.due_at, batch.link = now, None
-                batch.last_error = TimedOut(f"the broker did not answer within {RESEND_SECONDS:g} s")
+                batch.last_error = TimedOut(f"the broker did not answer within {self._answer_seconds:g} s")
             if batch.due_at is not None and now >= batch.due_at:
                 if self._stop.is_set() and batch.last_error is not None:
                     self._fail(batch.last_error)

@@ -10,16 +10,16 @@ shard come from a follower if one answers, and are the same bytes.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from dmq.client.admin.calls import When, parse_point
-from dmq.client.connection.pool import PoolSettings
+from dmq.client.connection.pool import Pool, PoolSettings
 from dmq.client.connection.router import Router
 from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import OneBroker, parse_url
@@ -58,12 +58,38 @@ class Patience(NamedTuple):
     """How long a broker is waited for.
 
     `timeout`: seconds that it may be away, and that one question may take with all its repetitions; `answer_seconds`:
-    that one answer may take; `retries`: how often a question is asked again that got no answer in the timeout.
+    that one answer may take; `retries`: how often a question that got no answer in the timeout has that time again.
     """
 
     timeout: float = TIMEOUT
     answer_seconds: float = ANSWER_SECONDS
     retries: int = 0
+
+    @property
+    def whole_seconds(self) -> float:
+        """The timeout, and once more for each of the retries."""
+        return self.timeout * (1 + self.retries)
+
+    def ask(self, pool: Pool, command: Command, header: Header) -> Frame:
+        """Ask a question that may be asked twice.
+
+        Raises:
+            NotConnected: nobody was there in time.
+            TimedOut: nobody answered in time.
+        """
+        left = self.retries
+        deadline = time.monotonic() + self.timeout
+        while True:
+            seconds = max(0.001, deadline - time.monotonic())
+            try:
+                return pool.request(command, header, timeout=seconds, answer_seconds=self.answer_seconds)
+            except (NotConnected, TimedOut) as error:
+                if isinstance(error, TimedOut) and time.monotonic() < deadline:
+                    continue
+                if not left or pool.closed_by is not None:
+                    raise
+                left -= 1
+                deadline = time.monotonic() + self.timeout
 
 
 PATIENCE: Final = Patience()
@@ -166,11 +192,7 @@ class JournalReader:
         return followers
 
     def _ask(self, command: Command, header: Header) -> Frame:
-        timeout, answer_seconds, retries = self._patience
-        for _ in range(retries):
-            with contextlib.suppress(NotConnected, TimedOut):
-                return self._router.home.request(command, header, timeout=timeout, answer_seconds=answer_seconds)
-        return self._router.home.request(command, header, timeout=timeout, answer_seconds=answer_seconds)
+        return self._patience.ask(self._router.home, command, header)
 
     def archived(self, journal_id: int = 0, offset: int = 0) -> ArchivedReply:
         """How far the journal is archived; given an offset, record first that it is archived so far.

@@ -31,6 +31,7 @@ from dmq.client.producer.routes import Route
 from dmq.clock import SystemClock
 from dmq.errors import DMQError, InvalidSettings, MessageTooLarge, SequenceConflict, TimedOut
 from dmq.model import MessageId, place_queue, place_shard
+from dmq.pipeline.decode.journal_reader import Patience
 from dmq.pipeline.sink.encoder import Encoder, Place, runs
 from dmq.pipeline.sink.options import SinkOptions, check_columns, sink_options
 from dmq.pipeline.sink.resume import BATCH_ROWS_MAX, Course, NumberedRows, Writer, courses
@@ -72,26 +73,24 @@ def write_rows(batches: Iterable[pa.RecordBatch], writer: Writer, options: SinkO
     Raises:
         DMQError: not all are stored; an attempt with the same writer goes on from there.
     """
-    with dmq.connect(options.url, app=options.app, timeout=options.timeout) as client:
+    with dmq.connect(options.url, app=options.app, timeout=options.patience.whole_seconds) as client:
         return _Partition(client, writer, options).write(batches)
 
 
 class _Broker:
     """`BrokerMemory` over a client, and the routes of topics."""
 
-    def __init__(self, client: Client, timeout: float) -> None:
+    def __init__(self, client: Client, patience: Patience) -> None:
         self._router = client._router
-        self._timeout = timeout
+        self._patience = patience
         self._routes: dict[str, Route] = {}
 
     def route(self, topic: str) -> Route:
         route = self._routes.get(topic)
         if route is None and not self._router.is_single:
-            route = self._routes[topic] = Route.of_slots(self._router.learn(topic, self._timeout))
+            route = self._routes[topic] = Route.of_slots(self._router.learn(topic, self._patience.whole_seconds))
         if route is None:
-            frame = self._router.pool_for(topic).request(
-                Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=self._timeout
-            )
+            frame = self._patience.ask(self._router.pool_for(topic), Command.TOPIC_DESCRIBE, TopicDescribe(topic))
             route = self._routes[topic] = Route.of(decode_response(frame).info.config, time.monotonic())
         return route
 
@@ -99,16 +98,14 @@ class _Broker:
         asked = ProducerStates(topic, producer_ids, is_delayed)
         found: list[ProducerState] = []
         for pool in self._router.pools_of(topic):  # an id is known to one shard, since it is of one place
-            reply: ProducerStatesReply = decode_response(
-                pool.request(Command.PRODUCER_STATES, asked, timeout=self._timeout)
-            )
+            reply: ProducerStatesReply = decode_response(self._patience.ask(pool, Command.PRODUCER_STATES, asked))
             found += reply.producers
         return found
 
     def mark(self, place: Place, producer_id: int, sequence: int) -> int | None:
         asked = Find(message_id=MessageId(producer_id, sequence).to_bytes(), max_messages=1)
         pool = self._router.pool_for(place.topic, place.queue)
-        frame = pool.request(Command.FIND, asked, timeout=self._timeout)
+        frame = self._patience.ask(pool, Command.FIND, asked)
         lengths, data = unpack_records(frame.body, len(decode_response(frame).found))
         return RecordView(data, 0, int(lengths[0])).attributes.mark if len(lengths) else None
 
@@ -120,8 +117,14 @@ class _Partition:
         self._client = client
         self._writer = writer
         self._options = options
-        self._broker = _Broker(client, options.timeout)
-        self._sender = LaneSender(client._router, options.timeout, on_stored=_check_new, on_late=self._late)
+        self._broker = _Broker(client, options.patience)
+        self._sender = LaneSender(
+            client._router,
+            options.patience.whole_seconds,
+            on_stored=_check_new,
+            on_late=self._late,
+            answer_seconds=options.patience.answer_seconds,
+        )
         compressor = None if options.compression == "none" else Compressor(options.compression)  # type: ignore[arg-type]
         self._encoder = Encoder(options.app, options.ordered, compressor)
         self._clock = SystemClock()
@@ -174,7 +177,8 @@ class _Partition:
         why = "" if batch.last_error is None else f" ({batch.last_error.message})"
         return TimedOut(
             f"{batch.header.count} rows for topic {batch.header.topic!r} were not stored within "
-            f"{self._options.timeout:g} s{why}; raise option 'dmq.timeout', or look at the broker"
+            f"{self._options.patience.whole_seconds:g} s{why}; raise option 'dmq.timeout' or 'dmq.retries', or look at "
+            "the broker"
         )
 
 

@@ -12,19 +12,30 @@ from typing import Final
 
 from pyspark.sql import types
 
+from dmq.client.producer.lane_sender import ANSWER_SECONDS
 from dmq.errors import InvalidMessage, InvalidSettings
 from dmq.model import DURABILITIES, Durability, check_name
-from dmq.pipeline.decode.journal_reader import server_url
-from dmq.pipeline.spark_options import SERVERS, TIMEOUT_OPTION, flag, known_options, seconds_option, servers
+from dmq.pipeline.decode.journal_reader import Patience, server_url
+from dmq.pipeline.spark_options import (
+    ANSWER_OPTION,
+    RETRIES_OPTION,
+    SERVERS,
+    TIMEOUT_OPTION,
+    flag,
+    known_options,
+    patience_option,
+    servers,
+)
 
 __all__ = ["COLUMNS", "SinkOptions", "check_columns", "sink_options"]
 
 _NAMES: Final = (
     SERVERS, "topic", "durability", "ordered", "app", "compression", "dmq.producer.id", TIMEOUT_OPTION,
+    ANSWER_OPTION, RETRIES_OPTION,
 )  # fmt: skip
 # What Spark itself leaves among the options of a writer.
 _OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
-TIMEOUT: Final = 120.0
+PATIENCE: Final = Patience(120.0, ANSWER_SECONDS)
 _DURABILITIES: Final = ("stored", "flushed", "replicated")
 _COMPRESSIONS: Final = ("auto", "none", "lz4", "zstd")
 
@@ -44,7 +55,7 @@ class SinkOptions:
     app: str = "spark"
     compression: str = "auto"
     producer_id: str | None = None
-    timeout: float = TIMEOUT
+    patience: Patience = PATIENCE
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -65,7 +76,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         app=check_name(given.get("app", "spark"), "app"),
         compression=_one_of("compression", given.get("compression", "auto"), _COMPRESSIONS),
         producer_id=given.get("dmq.producer.id") or None,
-        timeout=seconds_option(TIMEOUT_OPTION, given, TIMEOUT),
+        patience=patience_option(given, PATIENCE),
     )
 
 

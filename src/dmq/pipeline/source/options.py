@@ -19,9 +19,9 @@ from dmq.pipeline.spark_options import (
     RETRIES_OPTION,
     SERVERS,
     TIMEOUT_OPTION,
-    count_option,
     flag,
     known_options,
+    patience_option,
     seconds_option,
     servers,
 )
@@ -93,11 +93,7 @@ def source_options(options: Mapping[str, str], *, is_stream: bool) -> SourceOpti
         trigger_delay=seconds_option("maxTriggerDelay", given, TRIGGER_DELAY),
         partitions_min=_number("minPartitions", given, 1) or 1,
         fail_on_data_loss=flag("failOnDataLoss", given, default=True),
-        patience=Patience(
-            seconds_option(TIMEOUT_OPTION, given, PATIENCE.timeout),
-            seconds_option(ANSWER_OPTION, given, PATIENCE.answer_seconds),
-            count_option(RETRIES_OPTION, given, PATIENCE.retries),
-        ),
+        patience=patience_option(given, PATIENCE),
     )
 
 

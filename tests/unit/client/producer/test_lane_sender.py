@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from dmq.client.connection.router import Router
-from dmq.client.producer import lane_sender
 from dmq.client.producer.lane_sender import LaneBatch, LaneSender
 from dmq.errors import Busy, DMQError, InvalidMessage, NotConnected, SequenceConflict, TimedOut
 from dmq.model import Durability
@@ -36,12 +35,14 @@ class FakePool:
 
 
 class Rig:
-    def __init__(self, timeout: float = 20.0) -> None:
+    def __init__(self, timeout: float = 20.0, answer_seconds: float = 30.0) -> None:
         self.pool = FakePool()
         self.counts: list[int] = []
         self.stop = threading.Event()
         router: Any = self.pool
-        self.sender = LaneSender(cast(Router, router), timeout, self.stored, self.late, self.stop)
+        self.sender = LaneSender(
+            cast(Router, router), timeout, self.stored, self.late, self.stop, answer_seconds=answer_seconds
+        )
 
     def stored(self, batch: LaneBatch, reply: ProduceReply) -> None:
         if reply.is_duplicate:
@@ -109,9 +110,8 @@ def test_a_batch_goes_out_again_after_a_refusal_and_as_resend_after_a_break() ->
         again.store()
 
 
-def test_a_batch_that_stays_unanswered_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_sender, "RESEND_SECONDS", 0.05)
-    rig = Rig()
+def test_a_batch_that_stays_unanswered_is_sent_again() -> None:
+    rig = Rig(answer_seconds=0.05)
     rig.send(0)
     with in_a_thread(rig.sender.drain):
         again = rig.request(1)

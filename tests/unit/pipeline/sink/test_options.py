@@ -7,6 +7,7 @@ from pyspark.sql import types as t
 
 from dmq.errors import DMQError, InvalidMessage, InvalidSettings
 from dmq.model import Durability
+from dmq.pipeline.decode.journal_reader import Patience
 from dmq.pipeline.sink.data_writer import batch_writer, stream_writer
 from dmq.pipeline.sink.options import SinkOptions, check_columns, sink_options
 
@@ -29,12 +30,19 @@ def schema(columns: str) -> t.StructType:
 def test_options_are_read_whatever_their_case() -> None:
     given = {
         "DMQ.Bootstrap.Servers": "a:1,b:2", "Topic": "orders", "durability": "STORED", "ordered": "True", "app": "etl",
-        "compression": "none", "dmq.producer.id": "job", "dmq.timeout": "7.5", "checkpointLocation": "/somewhere",
+        "compression": "none", "dmq.producer.id": "job", "dmq.timeout": "7.5", "DMQ.Request.Timeout": "500ms",
+        "dmq.retries": "2", "checkpointLocation": "/somewhere",
     }  # fmt: skip
     assert sink_options(given) == SinkOptions(
-        "dmq://a:1,b:2", "orders", Durability.STORED, True, "etl", "none", "job", 7.5
+        "dmq://a:1,b:2", "orders", Durability.STORED, True, "etl", "none", "job", Patience(7.5, 0.5, 2)
     )
     assert sink_options(SERVERS) == SinkOptions("dmq://127.0.0.1:9611")
+
+
+def test_how_long_a_broker_is_waited_for() -> None:
+    assert sink_options(SERVERS).patience == (120.0, 30.0, 0)
+    assert sink_options({**SERVERS, "dmq.timeout": "10s"}).patience == (10.0, 10.0, 0)
+    assert sink_options({**SERVERS, "dmq.timeout": "10s", "dmq.retries": "2"}).patience.whole_seconds == 30.0
 
 
 @pytest.mark.parametrize(
@@ -50,6 +58,12 @@ def test_options_are_read_whatever_their_case() -> None:
         ({**SERVERS, "ordered": "yes"}, "'ordered' is true or false, not 'yes'"),
         ({**SERVERS, "dmq.timeout": "soon"}, "'dmq.timeout' is a time above 0, such as 30, 500ms or 15m, not 'soon'"),
         ({**SERVERS, "dmq.timeout": "nan"}, "'dmq.timeout' is a time above 0"),
+        ({**SERVERS, "dmq.timeout": "-1s"}, "'dmq.timeout' is a time above 0"),
+        ({**SERVERS, "dmq.request.timeout": "0"}, "'dmq.request.timeout' is a time above 0"),
+        ({**SERVERS, "dmq.request.timeout": "121"}, "'dmq.request.timeout' is 121 s, but 'dmq.timeout'"),
+        ({**SERVERS, "dmq.retries": "-1"}, "'dmq.retries' is a whole number from 0 to 1000000, not '-1'"),
+        ({**SERVERS, "dmq.retries": "1.5"}, "'dmq.retries' is a whole number"),
+        ({**SERVERS, "dmq.retrys": "1"}, "did you mean 'dmq.retries'"),
         ({**SERVERS, "topic": "%SCHEDULE%"}, "%SCHEDULE%"),
         ({**SERVERS, "dmq.security.protocol": "TLS"}, "'dmq.security.protocol' is not available yet"),
         ({"dmq.bootstrap.servers": "dmqs://a:1"}, "'dmqs://a:1' asks for TLS, which is not available yet"),

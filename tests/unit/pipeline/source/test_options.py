@@ -96,6 +96,9 @@ def test_how_long_a_broker_is_waited_for() -> None:
     assert options(ORDERS).patience == (60.0, 60.0, 0)
     given = {**ORDERS, "dmq.timeout": "2m", "dmq.request.timeout": "1.5", "dmq.retries": "3"}
     assert options(given).patience == (120.0, 1.5, 3)
+    assert options({**ORDERS, "dmq.timeout": "5"}).patience == (5.0, 5.0, 0)
+    with pytest.raises(InvalidSettings, match=r"'dmq.request.timeout' is 90 s, but 'dmq.timeout'.* is 60 s"):
+        options({**ORDERS, "dmq.request.timeout": "90s"})
 
 
 def test_authentication_is_kept_for_later() -> None:
