@@ -606,9 +606,11 @@ class Accumulator:
 
     def stall(self, batch: SendBatch) -> None:
         """A batch waits for a leader of its shard: its lane goes on, where its messages may go to other shards."""
-        if batch.lane.key.queue < 0 and not batch.is_stalled:
+        lane = batch.lane
+        is_under_way = batch in lane.stream.under_way.get((lane.place, batch.queue), ())
+        if lane.key.queue < 0 and is_under_way and not batch.is_stalled:
             batch.is_stalled = True
-            batch.lane.stalled += 1
+            lane.stalled += 1
 
     @staticmethod
     def _resume(batch: SendBatch) -> None:

@@ -499,10 +499,14 @@ class Sender:
         elif (link := self._links.link_for(batch.topic, batch.queue)) is not None:
             self.connected(link)
         elif not self._is_single:
-            with self.lock:
-                self.accumulator.stall(batch)
             self._move_later(batch)
-            self.pump(batch.lane)
+            self._pass_by(batch)
+
+    def _pass_by(self, batch: SendBatch) -> None:
+        """Have what may go to other shards not wait for a batch whose own one does not answer."""
+        with self.lock:
+            self.accumulator.stall(batch)
+        self.pump(batch.lane)
 
     def _move_later(self, batch: SendBatch) -> None:
         """Have another shard take a batch that may go there, if it waits for its own one for long."""
@@ -558,6 +562,9 @@ class Sender:
         for batch, link in under_way:
             if batch.sent_at is None or batch.is_done or batch.lane.key.durability == Durability.CONSUMED:
                 continue
+            if not self._is_single and now - batch.sent_at >= LEADER_SECONDS:
+                self._links.health.failed(batch.shard, now)
+                self._pass_by(batch)
             is_given_up = self._policy.is_given_up(batch.sent_at, now)
             if not is_given_up and not self._policy.is_resend_due(batch.resends, batch.sent_at, now):
                 continue

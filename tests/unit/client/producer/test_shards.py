@@ -395,3 +395,24 @@ def assert_in_order(rig: Rig, names: list[str], *but: Request) -> None:
             at.append((rig.shard_of(request), request.header.queue, request.header.first_sequence, where))
         assert at == sorted(at)
         assert len({place[:2] for place in at}) == 1
+
+
+def test_what_may_go_to_other_shards_does_not_wait_for_one_that_does_not_answer() -> None:
+    rig = Rig()
+    silent = rig.send(b"silent")
+    (unanswered,) = rig.requests
+    waiting = rig.send(b"waiting")  # gathers, as long as the first may be answered any moment
+    assert rig.requests == [unanswered]
+    rig.router.advance(LEADER_SECONDS + 0.1)
+    moved = [request for request in rig.requests if request is not unanswered]
+    assert len(moved) == 1
+    assert rig.shard_of(moved[0]) != rig.shard_of(unanswered)
+    moved[0].store()
+    assert waiting.done()
+    for _ in range(20):
+        rig.send()
+        settle(rig, unanswered)
+    assert all(rig.shard_of(one) != rig.shard_of(unanswered) for one in rig.requests if one is not unanswered)
+    assert not silent.done()
+    unanswered.store()
+    assert silent.result(0).shard == rig.shard_of(unanswered)
