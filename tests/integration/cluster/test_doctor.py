@@ -54,3 +54,12 @@ def test_a_shard_without_a_leader_is_told_by_the_broker_of_another(without_secon
     found = findings(without_second)
     assert "cluster" not in found
     assert [row["state"] for row in found["shard s1"]] == ["ok"]
+
+
+def test_a_warning_about_the_shard_that_is_asked_is_not_contradicted(cluster: ClusterProcesses) -> None:
+    assert run("shard", "set", "s1", "--replicas", "2", "--url", cluster.url).code == 0
+    try:
+        eventually(lambda: "warning" in [row["state"] for row in findings(cluster)["shard s1"]])
+        assert "cluster" not in findings(cluster)
+    finally:
+        assert run("shard", "set", "s1", "--replicas", "1", "--url", cluster.url).code == 0

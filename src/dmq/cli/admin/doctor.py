@@ -122,8 +122,9 @@ def _cluster(url: str, own: ShardReport) -> Iterator[Finding]:
     name = f"shard {own.name}"
     yield from (Finding(name, State(one.severity), one.what, one.advice) for one in own.findings)
     seen = look_at_cluster(None, url)
-    wrong = [found for found in seen.wrong() if found.about != name]
-    yield from (Finding(found.about, State(found.severity), found.what, found.advice) for found in wrong)
+    wrong = [*seen.wrong()]
+    others = (found for found in wrong if found.about != name)
+    yield from (Finding(found.about, State(found.severity), found.what, found.advice) for found in others)
     report = seen.report
     if report is None:
         return
