@@ -1,7 +1,8 @@
 """What ships for tests of DMQ, and of programs that use it: a broker in memory, a clock and a disk that do as told.
 
 In reading order: `broker` is the broker for tests, `fixtures` gives it to pytest, `clock` its time, `disk` its disk;
-`processes` runs a broker as a process, `proxy` a network that fails; `benchmark` is behind `dmq bench`.
+`processes` runs a broker as a process, on a port of `ports`, `proxy` a network that fails; `benchmark` is behind
+`dmq bench`.
 
 Loaded when first used, since pytest imports this package wherever DMQ is installed.
 """

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +23,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from dmq.errors import DMQError
+from dmq.testing.ports import free_port
 
 __all__ = ["BrokerProcess", "DevClusterProcess", "cpu_seconds", "free_port", "read_line", "resident_bytes"]
 
@@ -300,14 +299,3 @@ def resident_bytes(pid: int) -> int:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return 0
-
-
-def free_port() -> int:
-    """A port for a broker that is to come back to it.
-
-    Below those that the system gives to outgoing connections: one of them might else take it while the broker is away.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

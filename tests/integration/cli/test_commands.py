@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from dmq.cli import main
-from dmq.testing.processes import BrokerProcess, read_line
+from dmq.testing.processes import BrokerProcess, free_port, read_line
 
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("DMQ_")}
 
@@ -223,12 +223,6 @@ def test_cluster_top_and_doctor_look_at_the_broker(url: str, tmp_path: Path) -> 
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def test_an_unknown_topic_is_an_error_and_is_not_made_by_looking(url: str) -> None:

@@ -31,6 +31,7 @@ from dmq.protocol.cluster.route import Route, RouteReply
 from dmq.protocol.produce import ProduceReply
 from dmq.protocol.session import FRAME_CRC, Heartbeat, HelloReply, Limits, ShardInfo
 from dmq.settings import BrokerSettings, Settings
+from dmq.testing.processes import free_port
 
 
 class RunningBroker:
@@ -39,7 +40,7 @@ class RunningBroker:
     def __init__(self, data: Path, **settings: Any) -> None:
         self._data = data
         self._settings = settings
-        self.port = 0
+        self.port = free_port()
         self._thread: threading.Thread | None = None
 
     @property
@@ -55,7 +56,6 @@ class RunningBroker:
             )
             server = BrokerServer(Settings(broker=settings))
             await server.start()
-            self.port = server.port
             self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
             ready.set()
             await self._stop.wait()
@@ -87,13 +87,16 @@ Answer = Callable[["Peer", Frame], "Header | Exception | None"]
 
 
 class Peer:
-    """Listens, says hello, and answers each other request as `answer` says; None leaves it unanswered."""
+    """Listens, says hello, and answers each other request as `answer` says; None leaves it unanswered.
+
+    Another one may come back to its port: no other test gets it.
+    """
 
     def __init__(self, answer: Answer | None = None, *, heartbeat_ms: int = 30_000, port: int = 0) -> None:
         self._answer = answer
         self._limits = Limits(FRAME_BYTES_MAX, 4 << 20, heartbeat_ms, 1000, 1 << 24, 30_000)
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.port: int = self._listener.getsockname()[1]
+        self.port = port or free_port()
+        self._listener = socket.create_server(("127.0.0.1", self.port))
         self.shard: ShardInfo | None = None  # what it says of itself
         self.name = "peer"
         self.routes: Callable[[Route], RouteReply | Exception] | None = None  # what it answers to ROUTE

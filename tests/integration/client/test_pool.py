@@ -12,6 +12,7 @@ import dmq
 from dmq.client.producer.future import SendFuture
 from dmq.protocol import Command, Flag, Frame, Header, decode_request
 from dmq.protocol.session import ServerHealth, ServerReboot
+from dmq.testing.processes import free_port
 from tests.integration.client.servers import Peer, usual
 from tests.patience import eventually
 
@@ -31,12 +32,6 @@ class Heard:
             on_resumed=lambda: self.events.append("resumed"),
             **options,  # type: ignore[arg-type]
         )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def test_connect_fails_at_once_with_one_sentence() -> None:

@@ -20,8 +20,8 @@ from dmq.protocol.admin import TopicDescribeReply, TopicInfo, TopicListReply
 from dmq.protocol.cluster.route import Route, RouteChanged, RouteReply, ShardRoute, SlotRoute, TopicRoute
 from dmq.protocol.produce import ProduceReply
 from dmq.protocol.session import ShardInfo
+from dmq.testing.processes import free_port
 from tests.integration.client.servers import Peer
-from tests.integration.client.test_pool import free_port
 from tests.patience import eventually
 
 

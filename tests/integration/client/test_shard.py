@@ -15,9 +15,10 @@ import dmq.aio
 from dmq.errors import NotEnoughReplicas, NotLeader
 from dmq.protocol import Command, Flag, Frame, Header, response_head
 from dmq.protocol.session import ShardInfo
+from dmq.testing.processes import free_port
 from tests.integration.client.servers import Peer, usual
 from tests.integration.client.shard_servers import StandInShard
-from tests.integration.client.test_pool import Heard, free_port
+from tests.integration.client.test_pool import Heard
 from tests.patience import eventually
 
 
