@@ -138,6 +138,7 @@ class Member:
         self._diverged: tuple[int, int] | None = None  # the epoch, and the last promotion with loss, when it did
         self._obstacle = ""
         self._cuts = 0
+        self._is_full = False  # as the last leader that was followed found
         self._told = ""  # the last one that was logged
         self._mending: asyncio.Future[Mended] | None = None  # somebody asked for a repair of all
         self._stopping = asyncio.Event()
@@ -521,6 +522,7 @@ class Member:
         replica = self._replica
         assert replica is not None
         self.role = Role.WAITING
+        self._is_full = ended is IntakeEnd.NO_SPACE
         if ended is not IntakeEnd.STOPPED:
             log.info("follows no more", shard=self._place.shard, leader=target.broker, epoch=target.epoch, why=ended)
         if ended is IntakeEnd.DAMAGED:
@@ -531,7 +533,7 @@ class Member:
             return
         self._view.ask()
         if ended is not IntakeEnd.OUTDATED:
-            await self._wait_again(_FULL_SECONDS if ended is IntakeEnd.NO_SPACE else _AGAIN_SECONDS)
+            await self._wait_again(_FULL_SECONDS if self._is_full else _AGAIN_SECONDS)
 
     async def _take_over(self, replica: Replica, epoch: int) -> None:
         """The leader of an epoch has handed over to us: stand now, if that is still the last epoch."""
@@ -665,6 +667,9 @@ class Member:
             obstacle="" if self._term is not None else self._obstacle,
             damaged=len((replica if self._term is None else self._term.store).damage.ranges),
             is_doubtful=member.doubtful,
+            is_full=self._is_full and self.role is Role.WAITING
+            if self._term is None
+            else self._term.store.space.is_refusing,
         )
 
     async def state(self) -> MemberState:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from dmq.errors import InvalidRequest, NotEnoughReplicas, NotLeader
-from dmq.protocol.cluster.replication import Follow
+from dmq.protocol.cluster.replication import Follow, Standing
 from dmq.registry.memory import Fate
 from dmq.shard.member import MemberSettings, Role
 from tests.unit.shard.member_rig import DirectPeers, Pipe, Shard, in_shard
@@ -281,8 +281,13 @@ def test_a_follower_whose_disk_is_full_goes_on_when_it_has_space() -> None:
         first.shop.write(7)
         await asyncio.sleep(5.0)
         assert full.role is Role.WAITING
+        replica = full.member._replica
+        assert replica is not None
+        asked = Standing(replica.membership.cluster, "s", 7, now_ms=1)
+        assert full.member.standing(asked).is_full
         full.files.capacity_bytes = None
         await shard.until(lambda: full.name in first.member.report().in_sync)
+        assert not full.member.standing(asked).is_full
 
     in_shard(test)
 

@@ -107,6 +107,7 @@ class StandingReply(Header, frozen=True):
     obstacle: Text = ""  # why it does not stand, or does nothing at all
     damaged: U32 = 0  # ranges of its journal
     is_doubtful: bool = False  # it may lack what it has confirmed: others do not compare with it alone
+    is_full: bool = False  # its disk takes no more of the journal
 
 
 class Handover(Header, frozen=True):

@@ -357,6 +357,12 @@ def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
             "silent",
             "bring the registry back, or that member",
         )
+    if leader is not None and leader.said is not None and leader.said.is_full:
+        yield Finding(
+            Severity.PROBLEM,
+            f"sends are refused (DISK_FULL): the disk of the leader {view.leader} is too full",
+            f"free some space there, or have a member lead whose disk has some: dmq shard handover {view.name}",
+        )
     live = [member for member in view.members if member.is_in_sync and not member.is_replaced]
     if len(live) < record.least:
         missing = _names(member for member in view.members if member not in live)
@@ -388,6 +394,9 @@ def _about_members(view: Overview) -> Iterator[Finding]:
         elif member.role == _PARKED:
             what = f"{name} does not take part: {member.obstacle or 'its log says why'}"
             yield Finding(Severity.PROBLEM, what, "its log says what to do")
+        elif member.said is not None and member.said.is_full and not member.claims_to_lead:
+            what = f"the disk of {name} is full: it cannot follow"
+            yield Finding(Severity.WARNING, what, "free some space there; it goes on by itself then")
         elif not member.is_recorded and view.leader and not view.record.asynchronous:
             behind = "" if member.lag is None else f", {member.lag:,} bytes behind"
             what = f"{name} runs and is not in sync{behind}"

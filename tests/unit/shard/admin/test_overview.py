@@ -166,6 +166,7 @@ def test_a_broker_with_another_disk_joins_by_itself() -> None:
     ("more", "what"),
     [
         ({"said": {**{n: reply(n) for n in "ab"}, "c": reply("c", damaged=2)}}, "c has 2 damaged ranges"),
+        ({"said": {**{n: reply(n) for n in "ab"}, "c": reply("c", is_full=True)}}, "the disk of c is full"),
         ({"skews": {"b": -700}}, "the clock of b is 700 ms behind"),
         ({"nodes": {n: node(n, zone="z1" if n in "ab" else "z2") for n in "abc"}}, "a, b are in one zone, z1"),
     ],
@@ -174,6 +175,13 @@ def test_what_else_a_person_should_know(more: dict[str, Any], what: str) -> None
     view = sight(**more)
     assert view.findings[0].severity is Severity.WARNING
     assert any(what in said for _, said in told(view))
+
+
+def test_a_leader_whose_disk_is_full_is_a_problem_and_another_may_lead() -> None:
+    view = sight(said={**{n: reply(n) for n in "bc"}, "a": reply("a", role="leading", is_full=True)})
+    assert view.findings[0].severity is Severity.PROBLEM
+    assert "DISK_FULL" in view.findings[0].what
+    assert "dmq shard handover" in view.findings[0].advice
 
 
 def test_a_shard_with_fewer_members_than_replicas_or_one_that_is_closed_is_told() -> None:
@@ -226,8 +234,9 @@ def test_the_runbook_quotes_what_is_said(root: Path) -> None:
         sight(record(in_sync=pair), said={name: reply(name, end=1000 if name in "ab" else 400) for name in "abc"}),
         sight(said={"a": reply("a", right="none")}),
         sight(said={name: reply(name) for name in "bc"}),
+        sight(said={"a": reply("a", is_full=True), "b": reply("b", is_full=True), "c": reply("c")}),
     ]
     said = [found.what for view in scenes for found in view.findings]
     quoted = runbook(root)
-    assert len(quoted) == 12
+    assert len(quoted) == 14
     assert [quote for quote in quoted if not any(quote in what for what in said)] == []
