@@ -219,7 +219,8 @@ class InSyncSet:
 
         Parameters:
             members: the replica ids that belong to the shard.
-            gone: those that are neither registered nor connected: there is nothing to wait for.
+            gone: those that are not connected, and not registered or lost their connection a while ago: there is
+                nothing to wait for.
         """
         belong = frozenset() if self.is_alone else frozenset(members) - {*gone}
         belong |= {self._leader}

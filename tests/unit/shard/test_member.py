@@ -9,6 +9,7 @@ import pytest
 from dmq.errors import InvalidRequest, NotEnoughReplicas, NotLeader
 from dmq.protocol.cluster.replication import Follow, Standing
 from dmq.registry.memory import Fate
+from dmq.shard.in_sync import LAG_SECONDS
 from dmq.shard.member import MemberSettings, Role
 from tests.unit.shard.member_rig import DirectPeers, Pipe, Shard, in_shard
 
@@ -277,7 +278,8 @@ def test_a_follower_whose_disk_is_full_goes_on_when_it_has_space() -> None:
         full = next(one for one in shard.machines if one is not first)
         full.files.capacity_bytes = 1
         first.shop.write(7)
-        await shard.until(lambda: full.name not in first.member.report().in_sync)  # the record changes, too
+        seconds = await shard.until(lambda: full.name not in first.member.report().in_sync)  # the record changes, too
+        assert seconds < LAG_SECONDS / 2, "sends wait meanwhile"
         first.shop.write(7)
         await asyncio.sleep(5.0)
         assert full.role is Role.WAITING

@@ -57,6 +57,7 @@ log = EventLog(__name__)
 
 _TICK_SECONDS: Final = 0.25
 _RENEW_SECONDS: Final = 1.0
+_ABSENT_SECONDS: Final = 2.0  # that a follower may be without a connection before it leaves the set
 _MEND_SECONDS: Final = 1.0
 _BEHIND_SECONDS: Final = 1.0  # a follower further behind does not take over
 _LOOK_SECONDS: Final = 0.02
@@ -108,6 +109,7 @@ class Term:
         )
         self._in_sync = in_sync
         self._seats: dict[int, Seat] = {}
+        self._left_at: dict[int, float] = {}  # when the connections of followers ended that have not caught up since
         self._readings: set[asyncio.Future[None]] = set()
         self._promised_until = NO_DEADLINE
         self._renewed_at = post.now()
@@ -227,18 +229,21 @@ class Term:
         replica = self._replica_of(seat)
         if replica is None or self.is_over:
             return
+        now = self._post.now()
         try:
             before = self._in_sync.committed
-            self._leader.confirmed(replica, confirm, self._post.now())
+            self._leader.confirmed(replica, confirm, now)
         except StaleEpoch as error:
             log.warning("a follower of another epoch", shard=self._view.shard, error=error)
             seat.close()
             return
+        if self._left_at and self._in_sync.seconds_behind(replica, now) <= _BEHIND_SECONDS:
+            self._left_at.pop(replica, None)  # a full disk lets it connect, but not catch up
         self._reckon_promises()
         if self._in_sync.committed > before:
             self._committed()
         if not self._leader.is_fed(replica):
-            self._push_to(replica, seat, self._post.now())
+            self._push_to(replica, seat, now)
 
     def writable(self, seat: Seat) -> None:
         replica = self._replica_of(seat)
@@ -249,6 +254,7 @@ class Term:
         replica = self._replica_of(seat)
         if replica is not None:
             del self._seats[replica]
+            self._left_at.setdefault(replica, self._post.now())
             self._leader.leave(replica)
             log.info("not followed any more", shard=self._view.shard, by=self._view.name_of(replica))
 
@@ -595,8 +601,10 @@ class Term:
         if not self._look() or record is None or self.is_over:
             return
         members = _ids(record.members.values())
-        gone = {*members} - view.registered - self._seats.keys()
-        wanted = in_sync.proposal(members, self._post.now(), gone)
+        now = self._post.now()
+        absent = {replica for replica, at in self._left_at.items() if now - at >= _ABSENT_SECONDS}
+        gone = {*members} - self._seats.keys() - (view.registered - absent)
+        wanted = in_sync.proposal(members, now, gone)
         if wanted is None:
             return
         in_sync.begin_write(wanted)
