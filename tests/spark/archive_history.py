@@ -4,9 +4,9 @@ Messages are produced, retried, rejected; a topic is deleted and made anew; the 
 run, and killed at each of its steps; tables are compacted, and all that they have is dropped as too old. What is
 expected follows from what producers and consumers were told, never from what a broker counts.
 
-What always holds: the same seed makes the same choices. The broker is killed only when nothing is on its way, so that
-what was settled is in its journal. Days are dropped only when everything is archived; what happens later to a
-message that was dropped then has no id in the table.
+What always holds: the same seed makes the same choices. A step ends when nothing is on its way, so that what was
+settled is in the broker's journal. Days are dropped only when everything is archived; what happens later to a message
+that was dropped then has no id in the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import dmq
-from dmq.model import DLQ_PREFIX
+from dmq.model import DLQ_PREFIX, RETRY_PREFIX
 from dmq.pipeline.archive.job import TABLES, ArchiveJob, ArchiveOptions, app_id_of
 from dmq.pipeline.archive.key_directory import cover
 from dmq.pipeline.archive.table_store import Archive
@@ -26,6 +26,7 @@ from dmq.pipeline.jobs import compact, retain
 from dmq.pipeline.jobs.job import JobContext
 from dmq.pipeline.lookup.lookup import Lookup
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
+from tests.patience import eventually
 from tests.spark.producer_logs import content_hash, rows_of
 
 if TYPE_CHECKING:
@@ -146,15 +147,19 @@ class History:
         rng, topic, group = self._rng, topic or self._rng.choice(TOPICS), self._rng.choice(GROUPS)
         with self._client() as client:
             consumer = client.consumer(topic, group, max_attempts=ATTEMPTS_MAX)
+            before, moves = _moved(client, group), 0
             for _ in range(rng.choice((1, 3))):
                 waiting = any(offsets.next_offset for offsets in client.admin.offsets(topic))
                 for message in consumer.pull(rng.choice((1, 20, 50)), 0.5 if waiting else 0.0):
-                    self._settle(message, group)
+                    moves += self._settle(message, group) != "acked"
                     self.done["settled"] += 1
             consumer.close()
+            # The broker writes a failure when it has read the message again.
+            eventually(lambda: (_moved(client, group) - before).total() == moves)
             self._mark(client)
 
-    def _settle(self, message: Any, group: str) -> None:
+    def _settle(self, message: Any, group: str) -> str:
+        """Settle it somehow; returns the outcome."""
         id, attempt, lot = str(message.id), message.attempt, self._rng.random()
         known = self._records.get((id, group))
         if known is None:
@@ -177,6 +182,7 @@ class History:
         else:
             self._events[None, group, "delivered", None] += 1
             self._events[None, group, outcome, None] += 1
+        return outcome
 
     def _recreate(self) -> None:
         topic = self._rng.choice(TOPICS)
@@ -281,3 +287,10 @@ class History:
         copies = rows_of(self._archive, COPY).to_pylist()
         letters = [row for row in copies if row["topic"].startswith(DLQ_PREFIX)]
         assert Counter((row["message_id"], row["group"]) for row in letters) == self._letters
+
+
+def _moved(client: Client, group: str) -> Counter[str]:
+    """How many copies of a group's messages there are to be tried again, or dead, by topic."""
+    prefixes = (f"{RETRY_PREFIX}{group}%", f"{DLQ_PREFIX}{group}")
+    found = (topic for prefix in prefixes for topic in client.admin.topics(prefix, system=True))
+    return Counter({topic.name: topic.messages for topic in found})
