@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import dmq
-from dmq.errors import ArchiveConflict, OffsetGone
+from dmq.errors import ArchiveConflict, OffsetGone, StorageError
 from dmq.pipeline.archive import job as job_module
 from dmq.pipeline.archive import settlement_join
 from dmq.pipeline.archive.extraction import Extraction
@@ -261,3 +262,27 @@ def test_archives_of_two_brokers_share_the_tables(spark: SparkSession, tmp_path:
     check_archive(archive, log)
     assert outcomes(archive)["billing", "acked", 1] == 100
     assert len([note for note in result.notes if note.startswith("journal")]) == 2
+
+
+def test_a_disk_that_refuses_a_file_is_told_in_a_sentence_and_the_next_run_goes_on(
+    spark: SparkSession, broker: BrokerProcess, archive: Archive
+) -> None:
+    today = datetime.now(UTC).date()
+    folder = Path(archive.uri, "copy")
+    folder.mkdir(parents=True)
+    obstacles = [folder / f"dt={today + timedelta(days=number)}" for number in range(2)]
+    for obstacle in obstacles:
+        obstacle.write_text("where a folder should be")
+    run = Run(RunOptions(archive.uri, (broker.url,), ("archive",)))
+    with dmq.connect(broker.url, app="shop") as client:
+        client.admin.create_topic("orders", queues=2)
+        log = send_logged(client, "orders", 50, seed=1)
+        consume_all(client, "orders", "billing", 50, fail_every=5)  # so that there are copies
+        with pytest.raises(StorageError, match=r"could not use .*/archive/copy"):
+            run.run(spark=spark)
+        assert not any(archive.table(name).rows() for name in TABLES), "nothing was committed"
+        for obstacle in obstacles:
+            obstacle.unlink()
+        run.run(spark=spark)
+    check_archive(archive, log)
+    assert archive.table(COPY).rows()

@@ -32,7 +32,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from dmq.errors import InvalidSettings, NoPermission, StorageError
+from dmq.errors import Damaged, InvalidSettings, NoPermission, StorageError
+from dmq.storage.files import storage_error
 
 __all__ = ["delta_options", "file_system", "normal_uri", "open_parquet", "scheme_of", "store_error", "store_errors"]
 
@@ -220,9 +221,13 @@ _CAUSES: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
 )
 
 
+def _text(error: Exception) -> str:
+    return " ".join(_COLOURED.sub("", str(error)).split())
+
+
 def store_error(error: Exception, uri: str) -> StorageError:
     """What a store said, as an error that says what to do."""
-    text = " ".join(_COLOURED.sub("", str(error)).split())
+    text = _text(error)
     lower, scheme = text.lower(), scheme_of(uri)
     for words, kind, advice in _CAUSES:
         if any(word in lower for word in words):
@@ -233,10 +238,23 @@ def store_error(error: Exception, uri: str) -> StorageError:
 
 @contextmanager
 def store_errors(uri: str) -> Iterator[None]:
-    """What a store says in here is told in our words; what the disk of this machine says is not changed."""
+    """What a store says in here, or the disk of this machine, is told in our words.
+
+    Raises:
+        Damaged: a file is not what it should be.
+        StorageError: the store or the disk refuses something; the message says what to do.
+    """
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        if scheme_of(uri) == "file":
-            raise
-        raise store_error(error, uri) from error
+        if isinstance(error, pa.ArrowInvalid):
+            raise Damaged(f"{uri} is damaged, put it back from a copy: {_text(error)[:300]}") from error
+        if scheme_of(uri) != "file":
+            raise store_error(error, uri) from error
+        # Delta and Arrow tell the number in their text alone.
+        number = re.search(r"\b(?:os error|errno) (\d+)\b", str(error))
+        if number is not None and error.errno is None:
+            error = OSError(int(number[1]), os.strerror(int(number[1])))
+        if error.errno is None:
+            raise Damaged(f"{uri} cannot be read, put it back from a copy: {_text(error)[:300]}") from error
+        raise storage_error(error, "use", uri) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,10 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
-from dmq.errors import InvalidSettings, NoPermission, StorageError
+from dmq.errors import Damaged, DiskFull, InvalidSettings, NoPermission, StorageError
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.object_store import delta_options, file_system, normal_uri, scheme_of, store_error
+from dmq.pipeline.object_store import delta_options, file_system, normal_uri, scheme_of, store_error, store_errors
 
 
 class Refusal(BaseHTTPRequestHandler):
@@ -123,7 +125,26 @@ def test_what_other_stores_say_is_told_in_their_words() -> None:
     assert str(strange) == "the store at abfss://b@a/x failed: something else"
 
 
-def test_what_the_disk_says_is_not_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (OSError(errno.ENOSPC, "no"), DiskFull, "no space left to use /archive: free some space"),
+        (
+            OSError("Unable to copy\n ↳ No space left on device (os error 28)"),
+            DiskFull,
+            "no space left to use /archive",
+        ),
+        (OSError(errno.EACCES, "no"), NoPermission, "give this user read and write permission"),
+        (OSError("ZSTD decompression failed"), Damaged, "/archive cannot be read, put it back from a copy: ZSTD"),
+        (pa.ArrowInvalid("magic bytes not found"), Damaged, "/archive is damaged, put it back from a copy: magic"),
+    ],
+)
+def test_what_the_disk_says_is_told_with_what_to_do(error: Exception, kind: type[StorageError], said: str) -> None:
+    with pytest.raises(kind, match=re.escape(said)), store_errors("/archive"):
+        raise error
+
+
+def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(OSError, match=r"exist|directory"):
+    with pytest.raises(StorageError, match=r"could not use .*/file"):
         Folder.at(str(tmp_path / "file")).make("below")

@@ -27,6 +27,7 @@ from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.rows import COPY_COLUMNS, MESSAGE_COLUMNS, copy_batch, message_batch
 from dmq.pipeline.decode.units import UnitRows, decode_fetched
 from dmq.pipeline.jobs.staged_files import BLOOM, GROUP_ROWS, SORT
+from dmq.pipeline.object_store import store_errors
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
 
 __all__ = ["Extracted", "Task", "extract"]
@@ -171,9 +172,10 @@ class _Rows:
         folder = Folder.at(self._task.staging)
         folder.make()
         name = f"{uuid.uuid4().hex}.parquet"
-        pq.write_table(
-            self._settlements.table(), f"{folder.path}/{name}", filesystem=folder.files, coerce_timestamps="us"
-        )
+        with store_errors(folder.uri):
+            pq.write_table(
+                self._settlements.table(), f"{folder.path}/{name}", filesystem=folder.files, coerce_timestamps="us"
+            )
         mine = Extracted(
             staged=[f"{folder.uri}/{name}"], settled=self._settlements.count, bounds=self._settlements.bounds
         )

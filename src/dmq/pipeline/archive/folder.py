@@ -66,7 +66,8 @@ class Folder(NamedTuple):
     def make(self, name: str = "") -> None:
         """See that a folder is there to write into; an object store has none, and needs none."""
         if self.is_local:
-            self.files.create_dir(f"{self.path}/{name}" if name else self.path, recursive=True)
+            with store_errors(self.uri):
+                self.files.create_dir(f"{self.path}/{name}" if name else self.path, recursive=True)
 
     def delete(self, name: str = "") -> None:
         """Delete a folder with all files in it, if it is there."""

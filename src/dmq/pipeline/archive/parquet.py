@@ -13,6 +13,7 @@ import json
 import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
@@ -126,20 +127,24 @@ class DayFile:
         folder.make(self._path.rpartition("/")[0])
         with store_errors(folder.uri):
             self._stream = folder.files.open_output_stream(f"{folder.path}/{self._path}")
-        self._writer = pq.ParquetWriter(
-            self._stream,
-            schema,
-            compression="zstd",
-            compression_level=1,
-            coerce_timestamps="us",
-            use_dictionary=[name for name in schema.names if name not in _DISTINCT],
-            column_encoding={name: "DELTA_BINARY_PACKED" for name in schema.names if name in _RISING} or None,
-            write_page_index=True,
-            sorting_columns=_order(schema, layout.sort_by),
-            bloom_filter_options={column: {"ndv": layout.row_group_rows, "fpp": _BLOOM_FPP} for column in layout.bloom}
-            or None,
-            metadata_collector=self._collected,
-        )
+        self._writer: pq.ParquetWriter | None = None
+        with self._whole():
+            self._writer = pq.ParquetWriter(
+                self._stream,
+                schema,
+                compression="zstd",
+                compression_level=1,
+                coerce_timestamps="us",
+                use_dictionary=[name for name in schema.names if name not in _DISTINCT],
+                column_encoding={name: "DELTA_BINARY_PACKED" for name in schema.names if name in _RISING} or None,
+                write_page_index=True,
+                sorting_columns=_order(schema, layout.sort_by),
+                bloom_filter_options={
+                    column: {"ndv": layout.row_group_rows, "fpp": _BLOOM_FPP} for column in layout.bloom
+                }
+                or None,
+                metadata_collector=self._collected,
+            )
 
     @property
     def bytes(self) -> int:
@@ -148,13 +153,15 @@ class DayFile:
 
     def write(self, table: pa.Table) -> None:
         """Add a row group."""
-        with store_errors(self._folder.uri):
+        assert self._writer is not None
+        with self._whole():
             self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._rows += table.num_rows
 
     def close(self) -> None:
         """End it, and see that it is there for good."""
-        with store_errors(self._folder.uri):
+        assert self._writer is not None
+        with self._whole():
             self._writer.close()
             size = self.bytes
             self._stream.close()
@@ -171,6 +178,27 @@ class DayFile:
     ) -> None:
         if kind is None:
             self.close()
+        else:
+            self._discard()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What fails in here leaves no part of the file."""
+        try:
+            with store_errors(self._folder.uri):
+                yield
+        except BaseException:
+            self._discard()
+            raise
+
+    def _discard(self) -> None:
+        """Delete what was written: on a disk that is full, it would be what fills it."""
+        for thing in (self._writer, self._stream):
+            with suppress(Exception):
+                if thing is not None:
+                    thing.close()
+        with suppress(Exception):
+            self._folder.files.delete_file(f"{self._folder.path}/{self._path}")
 
 
 def _order(schema: pa.Schema, sort_by: Sequence[str]) -> list[pq.SortingColumn] | None:

@@ -26,6 +26,7 @@ from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.decode.cluster_reader import shard_servers
 from dmq.pipeline.jobs.job import Job, JobContext, JobResult, Progress, check_options, no_progress
 from dmq.pipeline.spark_session import spark_session
+from dmq.pipeline.task_error import task_errors
 
 if TYPE_CHECKING:
     from datetime import date
@@ -38,6 +39,7 @@ ARCHIVE: Final = "archive"
 _APP: Final = "dmq-archive"
 _JOURNALS_MAX: Final = 16  # at a time
 _POOL: Final = "spark.scheduler.pool"
+_ADVICE: Final = "what was committed stays, and the next run goes on from there"
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Run:
         spark = spark or spark_session(self._options.master, self._options.conf, app_name="dmq archive")
         results: dict[str, JobResult] = {}
         try:
-            with stopping(over), _jvm_may_end(over):
+            with stopping(over), task_errors(_ADVICE), _jvm_may_end(over):
                 self._run(spark, over, results)
         finally:
             if mine:

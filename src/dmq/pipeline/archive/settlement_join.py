@@ -25,7 +25,7 @@ from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.parquet import Written, write_days
 from dmq.pipeline.jobs.staged_files import SORT
 from dmq.pipeline.lookup.engine import Engine
-from dmq.pipeline.object_store import open_parquet
+from dmq.pipeline.object_store import open_parquet, store_errors
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, MESSAGE, SCHEMAS
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def join(task: JoinTask) -> list[Written]:
 
 
 def _read(uri: str) -> pa.Table:
-    with open_parquet(uri) as file:
+    with store_errors(uri), open_parquet(uri) as file:
         return file.read()
 
 

@@ -185,7 +185,10 @@ class Table:
                 there = delta.transaction_version(app_id)
                 if there is not None and there >= version:
                     return None
-            return [_add(file) for file in adds] + [_remove(file) for file in self._live(delta, days, None)]
+            # A commit whose answer was lost is decided again, and finds what it has added.
+            mine = {file.path for file in adds}
+            old = [file for file in self._live(delta, days, None) if file.path not in mine]
+            return [_add(file) for file in adds] + [_remove(file) for file in old]
 
         marked = [] if app_id is None or version is None else [Transaction(app_id, version)]
         return self._commit(decide, *marked)

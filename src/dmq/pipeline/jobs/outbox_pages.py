@@ -18,6 +18,7 @@ from dmq.errors import DMQError, InvalidSettings
 from dmq.outbox.repair.table_reader import COLUMNS, OutboxReader, Period
 from dmq.outbox.sender.envelope import floor_send_id
 from dmq.pipeline.archive.folder import Folder
+from dmq.pipeline.object_store import store_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -150,5 +151,6 @@ def _write(folder: Folder, what: str, page: Page) -> str:
     schema = ARROW[what]
     columns = zip(*page, strict=True) if page else [[] for _ in schema]
     table = pa.table([pa.array([*column], field.type) for column, field in zip(columns, schema, strict=True)], schema)
-    pq.write_table(table, f"{folder.path}/{name}", filesystem=folder.files)
+    with store_errors(folder.uri):
+        pq.write_table(table, f"{folder.path}/{name}", filesystem=folder.files)
     return f"{folder.uri}/{name}"

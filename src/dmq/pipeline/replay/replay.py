@@ -21,6 +21,7 @@ from dmq.pipeline.replay.plan_builder import make_plan
 from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.replay.sender import ReplayProgress, SendOptions, find_target, open_router, send_plan
 from dmq.pipeline.tables import MESSAGE
+from dmq.pipeline.task_error import task_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,8 +129,10 @@ def execute(
                 plan = make_plan(archive, selection, target, plans, now_ms=clock.now_ms())
             else:
                 from dmq.pipeline.replay.spark_plan import make_plan_by_spark
+                from dmq.pipeline.replay.spark_sender import advice
 
-                plan = make_plan_by_spark(spark, archive, selection, target, plans=plans, now_ms=clock.now_ms())
+                with task_errors(advice(replay_id)):
+                    plan = make_plan_by_spark(spark, archive, selection, target, plans=plans, now_ms=clock.now_ms())
         rows = plans.folder.below(plan.folder)
         options = SendOptions(rate, clock.now_ms, on_progress)
         if spark is None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.client.connection.router import Router
-from dmq.errors import DMQError, OutOfRetries
+from dmq.errors import DMQError
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.replay.plan import Plan
 from dmq.pipeline.replay.sender import (
@@ -28,11 +28,12 @@ from dmq.pipeline.replay.sender import (
     send_queues,
     stored_rows,
 )
+from dmq.pipeline.task_error import task_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Share", "send_plan_by_spark", "send_share", "shares", "task_errors"]
+__all__ = ["Share", "advice", "send_plan_by_spark", "send_share", "shares"]
 
 _LOOK_SECONDS: Final = 2.0
 
@@ -62,13 +63,18 @@ def send_plan_by_spark(
         for queues, part in shares(missing, spark.sparkContext.defaultParallelism, options.rate)
     ]
     if tasks:
-        with _watched(router, plan, options.on_progress), task_errors(plan.replay_id):
+        with _watched(router, plan, options.on_progress), task_errors(advice(plan.replay_id)):
             failed = spark.sparkContext.parallelize(tasks, len(tasks)).map(send_share).collect()
         for error in failed:
             if error is not None:
                 raise error
     check_sent(router, plan)
     return Sent(sum(missing.values()), sum(stored.values()))
+
+
+def advice(replay_id: str) -> str:
+    """What to do when a task failed."""
+    return f"nothing is lost, run it again with --replay-id {replay_id}, and it goes on where it came to"
 
 
 def shares(missing: Mapping[int, int], tasks: int, rate: float | None) -> list[tuple[tuple[int, ...], float | None]]:
@@ -106,25 +112,6 @@ def send_share(share: Share) -> DMQError | None:
     finally:
         router.close()
     return None
-
-
-@contextmanager
-def task_errors(replay_id: str) -> Iterator[None]:
-    """A task that failed as often as Spark allows, in a sentence.
-
-    Raises:
-        OutOfRetries: one did.
-    """
-    from py4j.protocol import Py4JJavaError
-
-    try:
-        yield
-    except Py4JJavaError as error:
-        said = str(error.java_exception).strip().splitlines()
-        raise OutOfRetries(
-            f"Spark gave up on replay {replay_id}: {said[0] if said else 'a task failed'}. Nothing is lost: run it "
-            f"again with --replay-id {replay_id}, and it goes on where it came to"
-        ) from error
 
 
 @contextmanager

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import resource
 import threading
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 from pyarrow import fs
 
-from dmq.errors import ArchiveConflict, InvalidSettings
+from dmq.errors import ArchiveConflict, InvalidSettings, StorageError
 from dmq.pipeline.archive.parquet import Written, write_days, write_parquet
 from dmq.pipeline.archive.table_store import Archive, Table
 from dmq.pipeline.object_store import open_parquet
@@ -152,6 +156,26 @@ def test_days_are_replaced_and_others_stay(place: str) -> None:
         table.replace([DAY], written(table, 1, 1, NEXT))
 
 
+def test_a_commit_whose_answer_was_lost_is_there_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_at(place)
+    table.commit(written(table, 0, 1), app_id="x", version=1)
+    commit, lost = DeltaTable.create_write_transaction, 0
+
+    def lose(*arguments: Any, **named: Any) -> None:
+        nonlocal lost
+        commit(*arguments, **named)
+        lost += 1
+        if lost % 2:
+            raise CommitFailedError("somebody has committed this version")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", lose)
+    table.commit(written(table, 5, 1), app_id="x", version=2)
+    assert ids(table) == [f"{number:026d}" for number in (0, 5)]
+    table.replace([DAY], written(table, 7, 1))
+    assert ids(table) == [f"{7:026d}"]
+    assert lost >= 2
+
+
 def test_files_are_swapped_only_while_they_are_there(place: str) -> None:
     table = table_at(place)
     table.commit(written(table, 0, 2) + written(table, 2, 2), app_id="x", version=1)
@@ -217,6 +241,23 @@ def test_a_file_holds_one_day_in_order_with_what_the_log_says_of_it(tmp_path: Pa
     assert read.schema.equals(SCHEMAS[CONSUME_EVENT])
     with pytest.raises(ValueError, match="one dt"):
         write_parquet(pa.concat_tables([events(0, 1), events(1, 1, NEXT)]), str(tmp_path))
+
+
+def test_a_file_that_the_disk_has_no_room_for_leaves_nothing(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = events(0, 50_000, error="x")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # no file may be larger
+    try:
+        with pytest.raises(StorageError, match=f"could not use {tmp_path}"):
+            write_parquet(rows, str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    gc.collect()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert capfd.readouterr().err == ""
+    assert write_parquet(rows, str(tmp_path)).rows == 50_000
 
 
 def test_the_address_of_an_archive_is_checked(tmp_path: Path) -> None:
