@@ -563,7 +563,7 @@ class Sender:
             if batch.sent_at is None or batch.is_done or batch.lane.key.durability == Durability.CONSUMED:
                 continue
             if not self._is_single and now - batch.sent_at >= LEADER_SECONDS:
-                self._links.health.failed(batch.shard, now)
+                self._links.health.failed(batch.shard, now, 2 * SCAN_SECONDS)  # until the next look
                 self._pass_by(batch)
             is_given_up = self._policy.is_given_up(batch.sent_at, now)
             if not is_given_up and not self._policy.is_resend_due(batch.resends, batch.sent_at, now):

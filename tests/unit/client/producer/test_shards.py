@@ -410,6 +410,7 @@ def test_what_may_go_to_other_shards_does_not_wait_for_one_that_does_not_answer(
     moved[0].store()
     assert waiting.done()
     for _ in range(20):
+        rig.router.advance(0.2)
         rig.send()
         settle(rig, unanswered)
     assert all(rig.shard_of(one) != rig.shard_of(unanswered) for one in rig.requests if one is not unanswered)
