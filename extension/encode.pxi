@@ -53,7 +53,8 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
         runs: of bodies that follow each other: one past the last, and where the block that they are in begins behind the
             records, -1 for those that are in none. Empty if no body is in one.
 
-    Returns the records, their lengths (u32), which have a key (u32) and the keys' hashes (u64), in native byte order.
+    Returns the records; their lengths (u32), which have a key (u32) and the keys' hashes (u64), in native byte order; and
+    these columns once more as they stand in a request, see `dmq.protocol.batch`.
     """
     cdef Py_ssize_t count = PyList_GET_SIZE(bodies), index, keyed = 0, names_size = 0
     cdef Py_ssize_t tail_size = PyBytes_GET_SIZE(tail), attributes, entries, body_size, rest
@@ -94,6 +95,10 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
     cdef bytearray lengths = PyByteArray_FromStringAndSize(NULL, 4 * count)
     cdef bytearray hash_index = PyByteArray_FromStringAndSize(NULL, 4 * keyed)
     cdef bytearray hashes = PyByteArray_FromStringAndSize(NULL, 8 * keyed)
+    cdef bytes columns = PyBytes_FromStringAndSize(NULL, 4 * count + 12 * keyed)
+    cdef uint8_t *sent_length_at = <uint8_t *>PyBytes_AS_STRING(columns)
+    cdef uint8_t *sent_index_at = sent_length_at + 4 * count
+    cdef uint8_t *sent_hash_at = sent_index_at + 4 * keyed
     cdef uint8_t *at = <uint8_t *>PyByteArray_AS_STRING(data)
     cdef uint32_t *length_at = <uint32_t *>PyByteArray_AS_STRING(lengths)
     cdef uint32_t *index_at = <uint32_t *>PyByteArray_AS_STRING(hash_index)
@@ -137,18 +142,38 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
             names_at[tail_size + 2] = key.size & 0xFF
             memcpy(names_at + tail_size + ENTRY_BYTES, key.at, key.size)
             key_hash = <uint64_t>dmq_crc32c(key.at, key.size, 0) << 32 | dmq_crc32(key.at, key.size)
+            key_hash = key_hash if key_hash else 1
             index_at[0] = index
             index_at += 1
-            hash_at[0] = key_hash if key_hash else 1
+            dmq_put32(sent_index_at, index)
+            sent_index_at += 4
+            hash_at[0] = key_hash
             hash_at += 1
+            dmq_put64(sent_hash_at, key_hash)
+            sent_hash_at += 8
         dmq_put32(at, length)
         dmq_put32(at + CRC_AT, dmq_crc32c(names_at + names_size, rest - names_size, seed))
         dmq_put32(at + CRC_AT + 4, crc)
         dmq_put32(at + BODY_SIZE_AT, body_size)
         length_at[0] = length
         length_at += 1
+        dmq_put32(sent_length_at, length)
+        sent_length_at += 4
         at += length
-    return data, lengths, hash_index, hashes
+    return data, lengths, hash_index, hashes, columns
+
+
+def sizes_of(list bodies not None):
+    """The sizes of the smallest and the largest of some bodies, and of all together; see `dmq.records.encoder`."""
+    cdef Py_ssize_t smallest = 0, largest = 0, total = 0, size, index
+    for index in range(PyList_GET_SIZE(bodies)):
+        size = len(<object>PyList_GET_ITEM(bodies, index))
+        if not index or size < smallest:
+            smallest = size
+        if size > largest:
+            largest = size
+        total += size
+    return smallest, largest, total
 
 
 def plain_crcs_of(list bodies not None):

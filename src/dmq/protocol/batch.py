@@ -73,6 +73,8 @@ def pack_batch(batch: EncodedBatch, dues: LongNumbers = ()) -> list[Buffer]:
         dues: none, or one for each record, with `ProduceFlag.DUES`.
     """
     assert len(dues) in (0, batch.count)
+    if batch.columns is not None and not len(dues):
+        return [batch.columns, batch.data]
     columns = _column(batch.lengths, ">u4", _U32S)
     if len(batch.hashes):
         columns += _column(batch.hash_index, ">u4", _U32S) + _column(batch.hashes, ">u8", _U64S)

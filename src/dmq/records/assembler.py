@@ -55,6 +55,7 @@ class EncodedBatch(msgspec.Struct, frozen=True, gc=False):
     hashes: npt.NDArray[np.uint64]
     count: int
     block_bytes: int = 0  # of the blocks behind the records
+    columns: bytes | None = None  # lengths, hash_index and hashes as they stand in a request, where they were made so
 
 
 class Template(NamedTuple):

@@ -23,9 +23,20 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import lz4.block
 import zstandard
 
+from dmq.compiled import choose
 from dmq.errors import RecordCorrupt
 
-__all__ = ["BLOCK_BYTES_MAX", "CODEC_LZ4", "CODEC_NONE", "CODEC_ZSTD", "Compressor", "Together", "decompress"]
+__all__ = [
+    "BLOCK_BYTES_MAX",
+    "CODEC_LZ4",
+    "CODEC_NONE",
+    "CODEC_ZSTD",
+    "Compressor",
+    "Together",
+    "decompress",
+    "sizes_of",
+    "sizes_of_plain",
+]
 
 CODEC_NONE: Final = 0
 CODEC_LZ4: Final = 1  # one lz4 block, without a size in front
@@ -71,6 +82,15 @@ class _Estimate:
         else:
             self.skip = self.pause
             self.pause = min(self.pause * 2, _PAUSE_MAX)
+
+
+def sizes_of_plain(bodies: list[bytes]) -> tuple[int, int, int]:
+    """The sizes of the smallest and the largest of some bodies, and of all together."""
+    sizes = [*map(len, bodies)]
+    return min(sizes, default=0), max(sizes, default=0), sum(sizes)
+
+
+sizes_of: Final = choose(sizes_of_plain, "sizes_of")
 
 
 class Together(NamedTuple):
@@ -188,7 +208,7 @@ class Compressor:
 
     # --- together ---------------------------------------------------------------------------------------------------
 
-    def compress_together(self, topic: str, bodies: Sequence[bytes], body_bytes_max: int) -> list[Together]:
+    def compress_together(self, topic: str, bodies: list[bytes], body_bytes_max: int) -> list[Together]:
         """Compress the bodies of one batch together, those of them that are neither small nor large, if that pays.
 
         Parameters:
@@ -204,17 +224,17 @@ class Compressor:
         if estimate.skip:
             estimate.skip = max(0, estimate.skip - len(bodies))
             return []
-        sizes = [*map(len, bodies)]
         chosen: Sequence[int] = range(len(bodies))
-        if min(sizes) <= COMPRESS_OVER_BYTES or max(sizes) > largest:
-            chosen = [index for index, size in enumerate(sizes) if COMPRESS_OVER_BYTES < size <= largest]
-            sizes = [sizes[index] for index in chosen]
-        if len(chosen) < 2 or (total := sum(sizes)) < TOGETHER_FROM_BYTES:
+        shortest, longest, total = sizes_of(bodies)
+        if shortest <= COMPRESS_OVER_BYTES or longest > largest:
+            chosen = [index for index, body in enumerate(bodies) if COMPRESS_OVER_BYTES < len(body) <= largest]
+            total = sum(len(bodies[index]) for index in chosen)
+        if len(chosen) < 2 or total < TOGETHER_FROM_BYTES:
             return []
         if self.mode == "auto" and total > TOGETHER_MEAN_MAX * len(chosen):
             return []
         found: list[Together] = []
-        for run in [chosen] if total <= BLOCK_BYTES_MAX else _runs(chosen, sizes):
+        for run in [chosen] if total <= BLOCK_BYTES_MAX else _runs(chosen, [len(bodies[index]) for index in chosen]):
             raw = b"".join(bodies if len(run) == len(bodies) else [bodies[index] for index in run])
             codec, data = self._run_together(raw, len(run))
             ratio = (len(data) + _POINTER_BYTES * (len(run) + 2)) / len(raw)

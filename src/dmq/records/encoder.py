@@ -43,7 +43,7 @@ from dmq.records.assembler import (
 )
 from dmq.records.block import make_block
 from dmq.records.builder import BLANK_STAMP, BLANK_TIMES, HEAD, name_bytes
-from dmq.records.compression import TOGETHER_FROM_BYTES, TOGETHER_MAX, Compressor, Together
+from dmq.records.compression import TOGETHER_FROM_BYTES, TOGETHER_MAX, Compressor, Together, sizes_of
 from dmq.records.hashes import tag_hash
 
 __all__ = ["EncodedBatch", "LoneRecord", "encode_batch", "encode_lone", "encode_plain", "is_plain"]
@@ -484,25 +484,23 @@ def encode_plain(
         InvalidMessage, MessageTooLarge: as `encode_batch`.
     """
     count = len(bodies)
-    sizes = [*map(len, bodies)]
-    largest = max(sizes, default=0)
+    smallest, largest, total = sizes_of(bodies)
     packed = None
     is_small = largest <= min(body_bytes_max, raw_bytes_max)
-    blocks = blocks and compressor is not None and sum(sizes) >= TOGETHER_FROM_BYTES
+    blocks = blocks and compressor is not None and total >= TOGETHER_FROM_BYTES
     if blocks and count >= ENCODE_MANY_MIN and largest <= min(TOGETHER_MAX, body_bytes_max) and compressor is not None:
         together = compressor.compress_together(topic, bodies, body_bytes_max)
         if together:
             return _encode_blocks(_Batch(topic, app, sent_at_ms, 0, extras=b""), like, bodies, keys, together=together)
         blocks = False
     if is_small and not blocks and compressor is not None and compressor.mode != "none" and count:
-        smallest = min(sizes)
         if compressor.is_worth_trying(topic, smallest, largest, count):
             packed = compressor.try_many(topic, bodies, smallest, largest, body_bytes_max=body_bytes_max)
         compressor = None
     if is_small and not blocks and packed is None and count >= ALIKE_MIN:
         batch = _Batch(topic, app, sent_at_ms, 0, extras=b"")
         try:
-            return _encode_alike(batch, like, bodies, sizes, keys=keys)
+            return _encode_alike(batch, like, bodies, keys)
         except (InvalidMessage, UnicodeEncodeError, AttributeError):
             pass  # told below, with the message's index
     _, _, tag, business_id, ordered, priority, properties = msgspec.structs.astuple(like)
@@ -573,7 +571,7 @@ def _encode_many(
     keys, sizes = [message.key for message in messages], [*map(len, bodies)]
     try:
         if codecs is None and not batch.extras and len(_kinds(messages)) == 1:
-            return _encode_alike(batch, messages[0], bodies, sizes, keys=keys, crcs=crcs)
+            return _encode_alike(batch, messages[0], bodies, keys, crcs=crcs)
         if len(messages) < ENCODE_MANY_MIN:
             return _encode_few(batch, messages, bodies, codecs, crcs=crcs)
         raw_keys, has_key = raw_keys_of(keys)
@@ -591,7 +589,6 @@ def _encode_alike(
     batch: _Batch,
     message: Message,
     bodies: list[bytes],
-    sizes: list[int],
     keys: Sequence[str | None],
     crcs: list[int] | None = None,
 ) -> EncodedBatch:
@@ -600,7 +597,7 @@ def _encode_alike(
         encoded = encode_alike_compiled(_assemble_alike, batch, message, bodies, keys=keys)
         if encoded is not None:
             return encoded
-    return encode_alike_plain(batch, message, bodies, sizes, keys=keys, crcs=crcs)
+    return encode_alike_plain(batch, message, bodies, [*map(len, bodies)], keys=keys, crcs=crcs)
 
 
 _assemble_alike: Final = find("assemble_alike")
@@ -626,7 +623,7 @@ def encode_alike_compiled(
     made = loop(bodies, keys if type(keys) is list else [*keys], head, tail, runs=runs)
     if made is None:
         return None
-    data, lengths, hash_index, hashes = made
+    data, lengths, hash_index, hashes, columns = made
     for block in blocks:
         data += block
     return EncodedBatch(
@@ -636,6 +633,7 @@ def encode_alike_compiled(
         np.frombuffer(hashes, np.uint64),
         count=len(bodies),
         block_bytes=sum(map(len, blocks)),
+        columns=columns,
     )
 
 

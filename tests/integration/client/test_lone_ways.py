@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import struct
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
@@ -93,19 +94,24 @@ class Scripted(Peer):
 
 def seen(frame: Frame, asked: Produce) -> tuple[Any, ...]:
     """What a request says, without the times, the producer's id and the queue that chance has chosen first."""
-    lengths = 4 * asked.count + 12 * asked.keys
-    record = bytearray(bytes(frame.body)[lengths:])
-    view = RecordView(bytes(record), 0)
-    record[SEND_TIME] = bytes(8)
-    record[HEAD_CRC] = bytes(4)
+    body = bytes(frame.body)
+    lengths = struct.unpack_from(f">{asked.count}I", body)
+    records = body[4 * asked.count + 12 * asked.keys :]
+    view = RecordView(records, 0)
+    timeless = b""
+    for end, length in zip(itertools.accumulate(lengths), lengths, strict=True):
+        record = bytearray(records[end - length : end])
+        record[SEND_TIME] = bytes(8)
+        record[HEAD_CRC] = bytes(4)
+        timeless += record
     return (
         frame.flags,
         asked.first_sequence,
         asked.count,
         asked.durability,
         view.key,
-        bytes(frame.body)[:4],
-        bytes(record),
+        lengths,
+        timeless,
     )
 
 
@@ -140,8 +146,18 @@ def asynchronously(peer: Scripted, sends: list[Send], *, straight: bool) -> tupl
     return blocking(peer, sends, straight=straight, is_async=True)
 
 
+def in_batches(peer: Scripted, sends: list[Send], *, straight: bool) -> tuple[Any, ...]:
+    return blocking(peer, sends, straight=straight, is_many=True)
+
+
 def blocking(
-    peer: Scripted, sends: list[Send], *, straight: bool, is_read: bool = False, is_async: bool = False
+    peer: Scripted,
+    sends: list[Send],
+    *,
+    straight: bool,
+    is_read: bool = False,
+    is_async: bool = False,
+    is_many: bool = False,
 ) -> tuple[Any, ...]:
     peer.begin([Send(), *sends])
     outcomes: list[dmq.Receipt | dmq.DMQError] = []
@@ -152,7 +168,10 @@ def blocking(
             connection.hold()  # until it is cut, a thread of its own reads
         for body, key, tag, durability, _ in [Send(), *sends]:
             try:
-                if is_async:
+                if is_many:
+                    several = [dmq.Message(made(body), key, tag), dmq.Message(b"other")]
+                    outcomes += producer.send_many("t", several, durability=durability)
+                elif is_async:
                     future = producer.send_async("t", made(body), key=key, tag=tag, durability=durability)
                     outcomes.append(future.result(30))
                 else:
@@ -190,7 +209,7 @@ def on_a_loop(peer: Scripted, sends: list[Send], *, straight: bool) -> tuple[Any
 @example([Send(answer=answer) for answer in ANSWERS])
 @example([Send(key="k", durability="flushed", answer=answer) for answer in ANSWERS])
 def test_both_ways_give_the_same(peer: Scripted, sends: list[Send]) -> None:
-    for run in (blocking, while_another_reads, asynchronously, on_a_loop):
+    for run in (blocking, while_another_reads, asynchronously, in_batches, on_a_loop):
         straight, general = run(peer, sends, straight=True), run(peer, sends, straight=False)
         assert straight[0] == general[0], "receipts and errors"
         assert straight[1] == general[1], "requests"
@@ -210,6 +229,10 @@ def test_the_straight_path_is_taken(peer: Scripted, is_read: bool) -> None:
         for _ in range(5):
             producer.send("t", b"body", durability="stored")
         assert (producer.straight.taken, producer.straight.late) == (4, 0)
+        for size in (1, 2, 1999):
+            receipts = producer.send_many("t", [dmq.Message(b"body", "k")] * size, durability="stored")
+            assert len({receipt.id for receipt in receipts}) == size
+        assert is_read or (producer.straight.taken, producer.straight.late) == (7, 0)
 
 
 def test_tasks_whose_messages_shared_a_batch_share_the_next_one_too(peer: Scripted) -> None:

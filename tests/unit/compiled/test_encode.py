@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from dmq.errors import InvalidMessage
 from dmq.model import DEFAULT_PRIORITY, Message
+from dmq.protocol import pack_batch
 from dmq.records import encoder
 from dmq.records.assembler import EncodedBatch, attach_blocks
-from dmq.records.compression import CODEC_LZ4, Together
+from dmq.records.compression import CODEC_LZ4, Together, sizes_of_plain
 from dmq.records.encoder import (
     _Batch,
     encode_alike_compiled,
@@ -61,7 +62,10 @@ def test_it_gives_the_bytes_of_the_plain_ways(like: Message, rows: list[tuple[by
     assert found is not None
     sizes = [*map(len, bodies)]
     of = batch(0x08, b"\x03\x00\x0812345678")
-    assert same(found, encode_alike_plain(of, like, bodies, sizes, keys=keys))
+    plain = encode_alike_plain(of, like, bodies, sizes, keys=keys)
+    assert same(found, plain)
+    assert b"".join(pack_batch(found)) == b"".join(pack_batch(plain))
+    assert speed.sizes_of(bodies) == sizes_of_plain(bodies)
     alike = [msgspec.structs.replace(like, body=body, key=key) for body, key in rows]
     if not is_even:
         assert same(found, encoder._encode_few(of, alike, bodies, None))
@@ -131,7 +135,7 @@ def test_bodies_in_blocks_are_as_the_plain_ways_put_them(rows: list[tuple[int, A
 @pytest.mark.parametrize("runs", [[(1, 0)], [(5, 7)], [(1, -1), (2, 9)], [(2, -1)], [(0, 3), (0, 4), (2, 5)]], ids=str)
 def test_any_runs_are_safe(runs: list[tuple[int, int]]) -> None:
     head, tail, _ = batch().template(0, Message(b""), -1, 0)
-    data, lengths, _, _ = speed.assemble_alike([b"a" * 30, b"b" * 5], [None, "k"], head, tail, runs)
+    data, lengths, _, _, _ = speed.assemble_alike([b"a" * 30, b"b" * 5], [None, "k"], head, tail, runs)
     assert len(data) == sum(int.from_bytes(lengths[at : at + 4], sys.byteorder) for at in (0, 4))
 
 

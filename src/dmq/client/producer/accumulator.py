@@ -476,6 +476,36 @@ class Accumulator:
         self.messages -= 1
         return True
 
+    def take_batch(self, batch: SendBatch, queues: int) -> bool:
+        """Have a batch made elsewhere leave at once, with queue and numbers; False where `take_lone` gives None."""
+        lane, stream, place = batch.lane, batch.lane.stream, batch.lane.place
+        queue = lane.turn % queues if queues > 0 else ~queues
+        if (
+            lane.under_way or lane.gathering is not None or lane.ready or (place, queue) in stream.under_way
+            or not self.has_room(batch.bytes, batch.count)
+        ):  # fmt: skip
+            return False
+        batch.queue, batch.is_sealed, batch.is_tried = queue, True, True
+        self._number(batch, stream)
+        stream.under_way[place, queue] = [batch]
+        lane.turn, lane.under_way = lane.turn + 1, 1
+        self._unsettled[batch] = None
+        self.bytes += batch.bytes
+        self.messages += batch.count
+        return True
+
+    def end_batch(self, batch: SendBatch) -> bool:
+        """A batch that `take_batch` let go is stored; False if somebody waits for that: then `finished` says who."""
+        lane = batch.lane
+        stream, place = lane.stream, lane.place
+        if lane.gathering is not None or lane.ready or self.waiters or len(stream.lanes[place]) > 1:
+            return False
+        del stream.under_way[place, batch.queue], self._unsettled[batch]
+        lane.under_way -= 1
+        self.bytes -= batch.bytes
+        self.messages -= batch.count
+        return True
+
     def take_stand_in(self, lane: Lane) -> SendBatch:
         """The batch that the lone message of a lane is from now on: under way, with the same numbers."""
         batch = self._stand_in(lane)

@@ -49,6 +49,7 @@ MANY_BYTES: Final = 1 << 20
 SPOOLED_BYTES: Final = 256 << 10  # the same with a spool, which may be no larger than that
 MANY_MESSAGES: Final = 2048
 MANY_MESSAGES_MIN: Final = 1000
+WHOLE_MESSAGES: Final = 2 * MANY_MESSAGES_MIN  # fewer than these go together
 MANY_PARTS: Final = 4
 _ANY_TOPIC: Final = Route(1, False, 0.0)
 
@@ -394,7 +395,7 @@ class Core:
         whole: list[tuple[int, Sequence[int]]] = [(-1, range(len(messages)))]
         columns: PlainColumns | None = None
         try:
-            if len(messages) < 2 * MANY_MESSAGES_MIN and not route.is_priority:
+            if len(messages) < WHOLE_MESSAGES and not route.is_priority:
                 columns = plain_columns(messages)  # what makes one batch is looked at once
             plain = columns is not None or is_plain(messages)
             if not plain and route.places is not None:
@@ -405,14 +406,16 @@ class Core:
         for queue, indexes in parts:
             key = LaneKey(options.topic, queue, level, is_delayed=bool(due), group=options.consumed_by)
             lane = self.lane(key._replace(slots_version=route.slots_version) if queue >= 0 else key)
+            if queue < 0 and not due and not options.consumed_by:
+                self._plain.setdefault((options.topic, options.durability), lane)
             start = 0
             count = max(1, min(MANY_PARTS, len(indexes) // MANY_MESSAGES_MIN))
             limit = min(MANY_MESSAGES, -(-len(indexes) // count))
             while start < len(indexes):
                 batch = SendBatch(lane)
                 batch.is_kept = True
-                if columns is not None and columns[2] <= self._many_bytes():
-                    stop = self._fill_columns(batch, columns)
+                if columns is not None and columns[2] <= self.many_bytes():
+                    stop = self.fill_columns(batch, columns)
                 else:
                     stop = self._fill(batch, messages, indexes[start : start + limit], plain=plain) + start
                 part = indexes[start:stop]
@@ -433,13 +436,13 @@ class Core:
             else [messages[index] for index in indexes]
         )
         columns = plain_columns(part, are_plain=True) if plain else None
-        if columns is not None and columns[2] <= self._many_bytes():  # as most are
-            return self._fill_columns(batch, columns)
+        if columns is not None and columns[2] <= self.many_bytes():  # as most are
+            return self.fill_columns(batch, columns)
         bodies = [message.body for message in part]
         if {*map(type, bodies)} != {bytes}:
             bodies = [*map(encode_body, bodies)]
             part = [msgspec.structs.replace(message, body=body) for message, body in zip(part, bodies, strict=True)]
-        count, total = _cut([*map(len, bodies)], self._many_bytes())
+        count, total = _cut([*map(len, bodies)], self.many_bytes())
         if count < len(part):
             part, bodies = part[:count], bodies[:count]
         batch.is_plain = plain or is_plain(part)
@@ -452,14 +455,14 @@ class Core:
         return count
 
     @staticmethod
-    def _fill_columns(batch: SendBatch, columns: PlainColumns) -> int:
+    def fill_columns(batch: SendBatch, columns: PlainColumns) -> int:
         """Put plain messages into a batch that has room for all; how many these are."""
         batch.bodies, batch.keys, total = columns
         batch.count = len(batch.bodies)
         batch.bytes = total + MESSAGE_BYTES * batch.count
         return batch.count
 
-    def _many_bytes(self) -> int:
+    def many_bytes(self) -> int:
         """How large the bodies of one batch of `send_many` may be together: within window and frames, with room."""
         most = MANY_BYTES if self.spooling is None else SPOOLED_BYTES
         return min(most, self.options.window_bytes, self.sender.frame_bytes_max // 4)

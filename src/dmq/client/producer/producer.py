@@ -21,7 +21,7 @@ from dmq.client.connection.router import Router
 from dmq.client.connection.session import Push
 from dmq.client.connection.threads import FOREVER, Waiter
 from dmq.client.producer.accumulator import Draft, SendBatch
-from dmq.client.producer.core import Core, listed
+from dmq.client.producer.core import WHOLE_MESSAGES, Core, listed
 from dmq.client.producer.future import Receipts, Repeated, SendFuture, Sent
 from dmq.client.producer.message import SendOptions, own_message, parse_id
 from dmq.client.producer.retry_policy import unknown_after
@@ -265,6 +265,13 @@ class Producer:
         messages = listed(messages)
         if not messages:
             return Receipts((), 0)
+        if (
+            self._is_straight and not delay and deliver_at is None and not consumed_by
+            and len(messages) < WHOLE_MESSAGES and not self._core.outcomes.has_objects
+        ):  # fmt: skip
+            straight = self.straight.send_batch(topic, messages, durability, deadline)
+            if straight is not None:
+                return self._end_many([(straight, range(len(messages)))], None, messages, (deadline, timeout))
         repeated: list[tuple[Repeated, list[int]]] = []
         fresh, places = messages, None
         if self._core.outcomes.has_objects:
@@ -287,24 +294,40 @@ class Producer:
                 self._sender.pump(batch.lane)
         except DMQError as error:
             problem = error
-        sent: list[tuple[SendBatch | Repeated, Sequence[int]]] = [*repeated, *parts]
-        for one, _ in sent:
-            failure = self._wait_for_part(one, deadline, timeout)
+        return self._end_many([*repeated, *parts], problem, messages, (deadline, timeout))
+
+    def _end_many(
+        self,
+        sent: Sequence[tuple[SendBatch | Repeated, Sequence[int]]],
+        problem: DMQError | None,
+        messages: Sequence[Message],
+        times: tuple[float, float | None],
+    ) -> Receipts:
+        """Wait for all parts of a `send_many`: the receipts.
+
+        Parameters:
+            problem: what kept the rest of them from being sent.
+            times: its deadline, and the timeout that it was given.
+
+        Raises:
+            DMQError: the problem, or the first that there was with a part.
+        """
+        for part, _ in sent:
+            failure = part.error if part.is_done else self._wait_for_part(part, *times)
             problem = problem or failure
         if problem is not None:
             self._core.many_failed(sent, messages)
         return Receipts.of(sent, problem, len(messages))
 
     def _wait_for_part(self, part: SendBatch | Repeated, deadline: float, timeout: float | None) -> DMQError | None:
-        """Wait for a part of a `send_many`; its error, if it has one."""
+        """Wait for a part of a `send_many` that is not done; its error, if it has one."""
         batch, is_own = (part.batch, False) if isinstance(part, Repeated) else (part, True)
-        if not batch.is_done:
-            self._wait(batch, max(deadline, batch.deadline or 0.0))
-            try:
-                if not batch.is_done:
-                    self._give_up(batch, timeout, is_own=is_own)
-            except DMQError as error:
-                return error
+        self._wait(batch, max(deadline, batch.deadline or 0.0))
+        try:
+            if not batch.is_done:
+                self._give_up(batch, timeout, is_own=is_own)
+        except DMQError as error:
+            return error
         return batch.error
 
     def transaction(self, topic: str, body: Body, **options: Unpack[HalfOptions]) -> Transaction:

@@ -2,7 +2,7 @@
 
 It makes none of what many sends need: no batch, no exchange, no pending request, no header struct, no frame. It takes
 its queue's turn and its number as every batch does, so that it can fall back on the general way at any moment. A lone
-`send_async` leaves by it as well, as a batch: its future needs one.
+`send_async` leaves by it as well, as a batch: its future needs one; and so does a `send_many` of one batch.
 
 What always holds: it chooses and never decides. Nothing was done for what it does not take. Once its request may have
 gone out, its message is settled, or a batch in the sender's care with its numbers and its bytes: an answer that is not
@@ -13,7 +13,7 @@ sends.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -34,15 +34,27 @@ from dmq.client.producer.routes import FRESH_SECONDS
 from dmq.compiled import find
 from dmq.errors import DMQError, NotConnected
 from dmq.model import Durability, DurabilityName, Message, MessageId, Receipt, place_shard
-from dmq.protocol.commands import Command
-from dmq.protocol.frame import CRC_BYTES, HEAD, HEAD_BYTES, LENGTH_BYTES, REST_BYTES, WIRE_FORMAT, Frame, Kind
+from dmq.protocol.commands import Command, request_head
+from dmq.protocol.frame import (
+    CRC_BYTES,
+    HEAD,
+    HEAD_BYTES,
+    LENGTH_BYTES,
+    REST_BYTES,
+    WIRE_FORMAT,
+    Buffer,
+    Frame,
+    Kind,
+    seal_frame,
+)
 from dmq.protocol.header import UNREADABLE, encode_header
 from dmq.protocol.produce import ProduceReply
-from dmq.records.encoder import Shape
+from dmq.records.encoder import PlainColumns, Shape, plain_columns
 
 __all__ = ["Groove", "LonePath", "Outgoing", "StraightPath", "plain_reply", "reply_of", "request_of"]
 
 _BODY_BYTES_MAX: Final = 8 << 10  # a copy of so much costs less than what it saves
+_HEADER_BYTES_MAX: Final = 4 << 10  # more than head and header of a batch take
 
 _REQUEST: Final = int(Kind.REQUEST)
 _RESPONSE: Final = int(Kind.RESPONSE)
@@ -118,9 +130,9 @@ class LonePath(Generic[C]):
         self.taken = self.left = self.late = 0
 
     def _find(
-        self, topic: str, message: Message, durability: DurabilityName, deadline: float | None
+        self, topic: str, message: Message | None, durability: DurabilityName, deadline: float | None
     ) -> tuple[Groove, C, int, float] | None:
-        """How a message would go: over which connection, to one of how many queues, and what time it is.
+        """How a message would go, or a batch: over which connection, to one of how many queues, and what time it is.
 
         In a cluster it has one place, of the connection's shard, and ~place stands for the number of queues. None if it
         is not for this path.
@@ -129,11 +141,14 @@ class LonePath(Generic[C]):
             InvalidMessage: it cannot be sent.
         """
         groove = self._grooves.get((topic, durability)) or self._groove(topic, durability)
-        if groove is None or not self._core.is_simple(message.body, message.key):
+        if groove is None or (message is not None and not self._core.is_simple(message.body, message.key)):
             self.left += 1
             return None
         lane = groove[0]
-        if lane.under_way or lane.gathering is not None or lane.ready or len(message.body) > _BODY_BYTES_MAX:
+        if (
+            lane.under_way or lane.gathering is not None or lane.ready
+            or (message is not None and len(message.body) > _BODY_BYTES_MAX)
+        ):  # fmt: skip
             self.left += 1
             return None
         route, now, place = self._route_of(topic), self._monotonic(), ANY
@@ -147,7 +162,8 @@ class LonePath(Generic[C]):
         ):  # fmt: skip
             self.left += 1
             return None
-        self._core.check_plain(topic, message)
+        if message is not None:
+            self._core.check_plain(topic, message)
         return groove, connection, route.queues if place < 0 else ~place, now
 
     def _place(self, topic: str, lane: Lane) -> int:
@@ -271,6 +287,82 @@ class StraightPath(LonePath[Connection]):
             self.note_answer(lone, now)
         return self.stored(lane, lone, reply)
 
+    def send_batch(
+        self, topic: str, messages: Sequence[Message], durability: DurabilityName, deadline: float
+    ) -> SendBatch | None:
+        """Send messages of `send_many` as one batch, and wait a while for its answer. None if nothing was done.
+
+        Parameters:
+            messages: no more than one batch takes.
+        """
+        found = self._find(topic, None, durability, deadline)
+        if found is None:
+            return None
+        try:
+            columns = plain_columns(messages)
+        except AttributeError:  # one is no message
+            return None
+        if columns is None or columns[2] > self._core.many_bytes():
+            self.left += 1
+            return None
+        groove, connection, queues, now = found
+        correlation = connection.lead()
+        if not correlation:
+            self.left += 1
+            return None
+        batch, reply = SendBatch(groove[0]), None
+        try:
+            if not self._number_batch(batch, columns, queues):
+                self.left += 1
+                return None
+            batch.sent_at, batch.deadline, batch.broker = now, deadline, connection.address
+            data = connection.converse(*self._batch_frame(batch, correlation, now))
+            if data is not None:
+                reply = reply_of(data, correlation)
+            if reply is None:
+                self._leave_batch(batch, connection, (correlation, data))
+        except BaseException:  # of a signal's handler
+            if batch.first_sequence >= 0 and reply is None and batch.pending is None:
+                self._leave_batch(batch, connection, (correlation, None))
+            raise
+        finally:
+            connection.leave()
+        if reply is not None:
+            self._batch_stored(batch, reply)
+        return batch
+
+    def _number_batch(self, batch: SendBatch, columns: PlainColumns, queues: int) -> bool:
+        """Encode a batch and give it its place; False if it is not for this path."""
+        sender = self._sender
+        self._core.fill_columns(batch, columns)
+        batch.is_kept = True
+        try:
+            sender.encode(batch)
+        except DMQError:
+            return False  # the general way says which message is wrong
+        assert batch.body is not None
+        if sum(map(len, batch.body)) > sender.frame_bytes_max - _HEADER_BYTES_MAX:
+            return False
+        with sender.lock:
+            return sender.closed_by is None and self._accumulator.take_batch(batch, queues)
+
+    def _batch_frame(self, batch: SendBatch, correlation: int, now: float) -> Sequence[Buffer]:
+        assert batch.body is not None
+        header = self._sender.header(batch, now)
+        return seal_frame(request_head(_PRODUCE, header, correlation, sum(map(len, batch.body))), *batch.body)
+
+    def _batch_stored(self, batch: SendBatch, reply: Reply) -> None:
+        self.taken += 1
+        queue, offset, level = reply
+        sender, answer = self._sender, ProduceReply(queue, offset, 0, Durability(level))
+        with sender.lock:
+            is_over = self._is_single and sender.closed_by is None and self._accumulator.end_batch(batch)
+        if is_over:
+            batch.body = None
+            batch.end(answer, None)
+        else:
+            sender.stored(batch, answer)
+
     def begin(
         self, topic: str, message: Message, durability: DurabilityName, on_delivery: Callable[..., Any] | None = None
     ) -> SendBatch | None:
@@ -349,17 +441,28 @@ class StraightPath(LonePath[Connection]):
         self, groove: Groove, sent: Outgoing, connection: Connection, answer: tuple[int, bytes | None]
     ) -> SendBatch:
         """Leave a message to the general way, with whatever came instead of its answer."""
-        batch, sender, (correlation, data) = self.late_batch(groove, sent, connection), self._sender, answer
-        if batch.is_done:
-            return batch
+        batch = self.late_batch(groove, sent, connection)
+        if not batch.is_done:
+            self._hand_over(batch, connection, answer)
+        return batch
+
+    def _leave_batch(self, batch: SendBatch, connection: Connection, answer: tuple[int, bytes | None]) -> None:
+        """Leave a batch that may have gone out to the general way, with whatever came instead of its answer."""
+        self.late += 1
+        if not batch.is_done:  # as it is if the producer was closed meanwhile
+            self._sender.watch(batch, connection)
+            self._hand_over(batch, connection, answer)
+
+    def _hand_over(self, batch: SendBatch, connection: Connection, answer: tuple[int, bytes | None]) -> None:
+        """Have the sender wait for the answer of a batch."""
+        sender, (correlation, data) = self._sender, answer
         try:
             batch.pending = connection.expect(correlation, lambda came: sender.answered(batch, connection, came))
         except DMQError as error:  # the connection is closed
             sender.answered(batch, connection, error)
-            return batch
+            return
         if data is not None:
             connection.hear(data)
-        return batch
 
 
 class _Following:

@@ -152,6 +152,10 @@ def test_a_refusal_takes_the_general_way_and_is_told(broker: TestBroker) -> None
         with pytest.raises(dmq.NotAllowed):
             producer.send("closed", b"x")
         assert producer.straight.late == 1
+        with pytest.raises(dmq.NotAllowed) as refused:
+            producer.send_many("closed", [dmq.Message(b"x"), dmq.Message(b"x")])
+        assert refused.value.detail["stored"] == 0
+        assert producer.straight.late == 2
         client.admin.update_topic("closed", can_produce=True)
         assert producer.send("closed", b"y").offset == 1
 
@@ -167,7 +171,13 @@ def test_threads_that_meet_get_each_its_own_receipt(broker: TestBroker) -> None:
                 receipt = producer.send("orders", b"%d %d" % (number, at), durability="stored")
                 receipts.append((number, at, receipt))
 
-        threads = [threading.Thread(target=send, args=(number,)) for number in range(8)]
+        def send_many(number: int) -> None:
+            for at in range(0, 50, 5):
+                messages = [dmq.Message(b"%d %d" % (number, at + more)) for more in range(5)]
+                found = producer.send_many("orders", messages, durability="stored")
+                receipts.extend((number, at + more, receipt) for more, receipt in enumerate(found))
+
+        threads = [threading.Thread(target=send_many if number % 2 else send, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -196,8 +206,12 @@ def test_a_send_that_a_signal_ends_leaves_the_producer_in_order(broker: TestBrok
             wire.answer = lambda: os.kill(os.getpid(), signal.SIGUSR1)
             with pytest.raises(Stop):
                 producer.send("orders", b"second", durability="stored")
+            producer.flush(timeout=10)
+            with pytest.raises(Stop):
+                producer.send_many("orders", [dmq.Message(b"and"), dmq.Message(b"more")], durability="stored")
             del wire.answer
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert producer.send("orders", b"third", durability="stored").offset >= 0
         producer.flush(timeout=10)
+        assert (producer._core.accumulator.messages, producer._core.accumulator.bytes) == (0, 0)
