@@ -142,8 +142,11 @@ def test_sync_changes_nothing_that_can_be_read(files: Files) -> None:
 
 def test_closing_twice_is_fine(files: Files) -> None:
     file = files.open("a", create=True, write=True)
+    other = files.open("a")
     file.close()
     file.close()
+    assert other.size() == 0, "it closed a handle that was not its own"
+    other.close()
 
 
 @pytest.mark.parametrize("use", ["write", "read", "sync", "truncate", "size"])

@@ -23,8 +23,7 @@ from dmq.protocol import (
 from dmq.protocol.produce import Produce
 from dmq.protocol.session import FRAME_CRC, Hello
 from dmq.records import encode_batch
-
-PATIENCE = 30.0
+from tests.patience import PATIENCE_S
 
 
 def port_of(url: str) -> int:
@@ -52,7 +51,7 @@ class RawClient:
         self.sock = socket.socket()
         if receive_bytes:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.sock.settimeout(PATIENCE)
+        self.sock.settimeout(PATIENCE_S)
         self.sock.connect(("127.0.0.1", port))
         self._parser = FrameParser(FRAME_BYTES_MAX)
         self._frames: list[Frame] = []

@@ -102,7 +102,7 @@ def test_a_read_of_nothing_is_empty(spark: SparkSession, published: Published) -
     assert reading(spark, published.url, subscribePattern="nothing like it").load().count() == 0
 
 
-def fails(frame: Callable[[], DataFrame], *words: str) -> None:
+def check_failure(frame: Callable[[], DataFrame], *words: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011
         frame().count()
     for word in words:
@@ -113,6 +113,10 @@ def test_mistakes_reach_the_user_in_a_sentence(spark: SparkSession, published: P
     def read(**options: Any) -> Any:
         return reading(spark, published.url, **{"subscribe": "src.orders", **options})
 
-    fails(lambda: read(subscribe="src.nothing").load(), "'src.nothing' does not exist", "src.orders")
-    fails(lambda: read(startingOffset="x").load(), "'startingoffset' is unknown", "did you mean 'startingOffsets'?")
-    fails(lambda: read().schema("offset long, colour string").load(), "'colour' is unknown", "business_id string")
+    check_failure(lambda: read(subscribe="src.nothing").load(), "'src.nothing' does not exist", "src.orders")
+    check_failure(
+        lambda: read(startingOffset="x").load(), "'startingoffset' is unknown", "did you mean 'startingOffsets'?"
+    )
+    check_failure(
+        lambda: read().schema("offset long, colour string").load(), "'colour' is unknown", "business_id string"
+    )

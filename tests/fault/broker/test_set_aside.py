@@ -22,10 +22,9 @@ from dmq.settings import StoreSettings
 from dmq.testing import FakeClock, MemoryFiles
 from dmq.testing.clock import ClientClock
 from tests.integration.broker_thread import ServedBroker
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 NOW = 1_700_000_000_000
-PATIENCE = 30.0
 QUICK_CHECKS: dict[str, Any] = {
     "transaction_first_check_seconds": 1.0,
     "transaction_check_seconds": 1.0,
@@ -137,7 +136,7 @@ def test_a_transaction_that_is_given_up_is_one_dead_letter_whenever_the_broker_d
     after = run.journal
     for place, piece in cuts(run.die(), before, after):
         again = Run(piece, **QUICK_CHECKS)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE_S
         while again.admin.transactions():
             assert time.monotonic() < deadline, "it is not given up"
             again.clock.advance(1.1)
@@ -159,7 +158,7 @@ def test_what_waits_outlives_retention() -> None:
         producer = client.producer(group="shop")
         delayed = producer.send("orders", b"delayed", key="d", delay=3600.0)
         tx = producer.transaction("orders", b"prepared", key="p")
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE_S
         while client.admin.stats("store_journal_start")["store_journal_start"] < 1 << 18:
             assert time.monotonic() < deadline, "no segment went"
             producer.send_many("noise", [dmq.Message(b"n" * 1000) for _ in range(200)])

@@ -26,7 +26,7 @@ CALM_S = sample_size(share=3, whole=6)
 @pytest.mark.sampled
 @pytest.mark.parametrize("number", range(LIVES))
 def test_all_delivery_features_hold_while_processes_are_killed(tmp_path: Path, number: int) -> None:
-    live(tmp_path, f"{SEED} delivery {number}", LoneSite(tmp_path / "data"), ROUNDS)
+    check_life(tmp_path, f"{SEED} delivery {number}", LoneSite(tmp_path / "data"), ROUNDS)
 
 
 @pytest.mark.sampled
@@ -38,10 +38,10 @@ def test_all_delivery_features_hold_over_a_cluster(
     server = database_servers.get("postgresql")
     server.empty()
     site = ClusterSite(tmp_path / "cluster", server.url)
-    live(tmp_path, f"{SEED} cluster {number}", site, CLUSTER_ROUNDS, is_replicated=True)
+    check_life(tmp_path, f"{SEED} cluster {number}", site, CLUSTER_ROUNDS, is_replicated=True)
 
 
-def live(folder: Path, seed: str, site: Site, rounds: int, *, is_replicated: bool = False) -> None:
+def check_life(folder: Path, seed: str, site: Site, rounds: int, *, is_replicated: bool = False) -> None:
     with Life(folder, seed, site) as life:
         try:
             life.trouble(rounds)

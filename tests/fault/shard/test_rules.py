@@ -12,24 +12,24 @@ from tests.fault.shard.simulate import simulate
 SEEDS_MAX = 20
 
 
-def go_through(notices: Scenario | Storm) -> None:
+def check_rules(notices: Scenario | Storm) -> None:
     if isinstance(notices, Storm):
         simulate(notices.seed, notices.only)
     else:
         run(notices)
 
 
-def go_through_several(notices: Scenario | Storm) -> None:
+def check_several(notices: Scenario | Storm) -> None:
     """Of a storm, some seeds: which of them brings the moment about changes with whatever a member does."""
     for number in range(SEEDS_MAX if isinstance(notices, Storm) else 1):
-        go_through(notices._replace(seed=notices.seed + number) if isinstance(notices, Storm) else notices)
+        check_rules(notices._replace(seed=notices.seed + number) if isinstance(notices, Storm) else notices)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_that_is_gone_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     RULES[name].removal(monkeypatch)
     with pytest.raises(Violation):
-        go_through_several(RULES[name].notices)
+        check_several(RULES[name].notices)
 
 
 STORMS = {rule.notices for rule in RULES.values() if isinstance(rule.notices, Storm)}
@@ -39,4 +39,4 @@ STORMS = {rule.notices for rule in RULES.values() if isinstance(rule.notices, St
     "notices", [*SCENARIOS, *sorted(STORMS)], ids=lambda notices: getattr(notices, "__name__", str(notices))
 )
 def test_nothing_is_noticed_while_all_rules_hold(notices: Scenario | Storm) -> None:
-    go_through(notices)
+    check_rules(notices)

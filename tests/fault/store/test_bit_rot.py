@@ -149,7 +149,7 @@ def go_on(
     again.close()
 
 
-def each(count: int, harm: Callable[..., Harm], *, is_cut: bool, clean: bool, seed: int) -> None:
+def check_each(count: int, harm: Callable[..., Harm], *, is_cut: bool, clean: bool, seed: int) -> None:
     ready = prepared(clean=clean)
     for number in range(count):
         rng = random.Random(f"{SEED} {seed} {number}")
@@ -169,13 +169,13 @@ def each(count: int, harm: Callable[..., Harm], *, is_cut: bool, clean: bool, se
 @pytest.mark.sampled
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 def test_a_flipped_bit_is_found_or_harmless(clean: bool) -> None:
-    each(FLIPS // 2, flip, is_cut=False, clean=clean, seed=1)
+    check_each(FLIPS // 2, flip, is_cut=False, clean=clean, seed=1)
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
 def test_a_file_that_lost_its_end_is_found_or_harmless(clean: bool) -> None:
-    each(CUTS // 2, cut, is_cut=True, clean=clean, seed=2)
+    check_each(CUTS // 2, cut, is_cut=True, clean=clean, seed=2)
 
 
 @pytest.mark.sampled

@@ -112,7 +112,7 @@ def test_one_failing_operation_loses_nothing_that_was_acknowledged(kind: Kind, e
         run = new_run(SEED)
         fault = run.rig.files.fail(kind, which, error)
         try:
-            one_failure(run, fault, error)
+            check_one_failure(run, fault, error)
         except Exception as problem:
             raise AssertionError(f"seed {SEED}, {kind} {which} of {total}, errno {error}") from problem
 
@@ -123,10 +123,10 @@ def test_one_write_that_fails_half_way_loses_nothing_that_was_acknowledged(writt
     for which in range(1 + SEED % STRIDE, operations("write") + 1, STRIDE):
         run = new_run(SEED)
         fault = run.rig.files.fail("write", which, errno.ENOSPC, written=written)
-        one_failure(run, fault, errno.ENOSPC)
+        check_one_failure(run, fault, errno.ENOSPC)
 
 
-def one_failure(run: Run, fault: Fault, error: int) -> None:
+def check_one_failure(run: Run, fault: Fault, error: int) -> None:
     files = run.rig.files
     run.send()
     assert fault.hits == 1

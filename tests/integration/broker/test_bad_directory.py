@@ -27,7 +27,7 @@ from dmq.testing import MemoryFiles
 from tests.integration.broker.directories import SETTINGS, batch, bodies, content, fill, make, open_again, run
 
 
-def refused(directory: Path, error: type[DMQError], *words: str) -> None:
+def check_refusal(directory: Path, error: type[DMQError], *words: str) -> None:
     """Opening is refused with this error and these words, and leaves everything as it was."""
     before = content(directory)
     with pytest.raises(error) as caught:
@@ -50,7 +50,7 @@ def test_a_directory_of_another_format_is_left_alone(tmp_path: Path) -> None:
     identity = tmp_path / "STORE"
     ours = identity.read_bytes()
     identity.write_text('{"format": 2, "journal_id": "00000000000000ff", "more": []}')
-    refused(tmp_path, WrongFormat, "format version 2", "use the DMQ that wrote it")
+    check_refusal(tmp_path, WrongFormat, "format version 2", "use the DMQ that wrote it")
     identity.write_bytes(ours)
     assert open_again(OsFiles(tmp_path)) == sent
 
@@ -68,7 +68,7 @@ def test_a_segment_of_another_format_is_left_alone(tmp_path: Path) -> None:
     raw = path.read_bytes()
     length = int.from_bytes(raw[24:28], "big")
     path.write_bytes(of_version_9(raw[:length]) + raw[length:])
-    refused(tmp_path, WrongFormat, "version 9", "use the DMQ that wrote it")
+    check_refusal(tmp_path, WrongFormat, "version 9", "use the DMQ that wrote it")
 
 
 def test_a_unit_of_another_format_is_not_taken_for_a_torn_tail(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_unit_of_another_format_is_not_taken_for_a_torn_tail(tmp_path: Path) -
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("the only copy")
-    refused(tmp_path, WrongFormat, "thesis.tex", "choose an empty one")
+    check_refusal(tmp_path, WrongFormat, "thesis.tex", "choose an empty one")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["LOCK", "thesis.tex"]
 
 
@@ -145,7 +145,7 @@ def test_a_foreign_file_among_the_segments_is_named_and_left_alone(
     sent = make(directory)
     make(other)
     stranger = intrude(directory, other)
-    refused(directory, ForeignFile, str(stranger), "move it elsewhere and start again")
+    check_refusal(directory, ForeignFile, str(stranger), "move it elsewhere and start again")
     shutil.move(stranger, tmp_path / "elsewhere")
     if intrude is first_of_another_store:
         (tmp_path / "moved away").rename(stranger)
@@ -159,7 +159,7 @@ def test_a_journal_nobody_can_tell_the_owner_of_is_not_cut(tmp_path: Path) -> No
         raw = bytearray(path.read_bytes())
         raw[100] ^= 1
         path.write_bytes(raw)
-    refused(tmp_path, WrongFormat, "STORE is lost", "restore")
+    check_refusal(tmp_path, WrongFormat, "STORE is lost", "restore")
 
 
 def test_a_lost_identity_file_is_taken_from_the_journal(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_directory_another_process_has_open_is_refused_until_that_one_is_gone(
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "open\n"
-        refused(tmp_path, DirectoryInUse, f"pid {holder.pid}", "stop that one, or choose another directory")
+        check_refusal(tmp_path, DirectoryInUse, f"pid {holder.pid}", "stop that one, or choose another directory")
     finally:
         holder.kill()
         holder.communicate()

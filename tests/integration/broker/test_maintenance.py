@@ -13,8 +13,8 @@ from dmq.protocol.consume import Pull, Subscribe
 from dmq.protocol.session import Cluster, Drain, DrainAction, DrainReply, ServerHealth, ServerReboot
 from dmq.testing.processes import BrokerProcess
 from tests.integration.broker_thread import ServedBroker
+from tests.integration.cli.test_commands import check_failure
 from tests.integration.cli.test_commands import dmq as run
-from tests.integration.cli.test_commands import fails
 from tests.integration.diagnostics.test_metrics import get
 from tests.integration.frame_client import RawClient, port_of, produce
 from tests.patience import eventually
@@ -105,7 +105,9 @@ def test_the_command_waits_until_it_is_safe_and_can_undo_it(tmp_path: Path) -> N
         with dmq.connect(broker.url) as client:
             client.producer().send("orders", b"x")
             batch = client.consumer("orders", "g").pull(1)
-            fails(run("broker", "drain", *url, "--timeout", "300ms", "--format", "json"), 1, "1 messages are still out")
+            check_failure(
+                run("broker", "drain", *url, "--timeout", "300ms", "--format", "json"), 1, "1 messages are still out"
+            )
             batch.ack()
             done = run("broker", "drain", *url)
             assert (done.code, "safe to stop" in done.out) == (0, True)
@@ -127,5 +129,5 @@ def test_the_command_stops_a_broker_once_it_is_drained(tmp_path: Path) -> None:
 
 
 def test_the_command_wants_to_know_which_broker(tmp_path: Path) -> None:
-    fails(run("broker", "drain", "--url", "dmq://127.0.0.1:1,127.0.0.1:2"), 2, "one broker")
-    fails(run("broker", "drain", "--undo", "--stop"), 2, "--undo")
+    check_failure(run("broker", "drain", "--url", "dmq://127.0.0.1:1,127.0.0.1:2"), 2, "one broker")
+    check_failure(run("broker", "drain", "--undo", "--stop"), 2, "--undo")

@@ -24,8 +24,8 @@ from dmq.settings import BrokerSettings
 from dmq.storage.journal.unit_draft import Placement
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
+from tests.patience import PATIENCE_S
 
-SECONDS = 30.0
 PRODUCER = 7
 
 
@@ -112,7 +112,7 @@ class Door:
         return Client(self.broker.channels, name, "gateway", "here")
 
     async def until(self, holds: Callable[[], object]) -> None:
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE_S
         while not holds():
             assert time.monotonic() < deadline, "it never happened"
             await asyncio.sleep(0.005)

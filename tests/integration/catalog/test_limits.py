@@ -13,9 +13,7 @@ from dmq.client.admin.reports import LimitReport
 from dmq.client.client import Client
 from dmq.testing import FakeClock, TestBroker
 from tests.integration.broker_thread import ServedBroker
-from tests.patience import eventually
-
-PATIENCE = 20.0
+from tests.patience import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def test_every_way_to_send_is_refused_at_once(broker: TestBroker, client: Client
     client.admin.set_limit(topic="orders", messages=1)
     producer = client.producer(timeout=None)
     producer.send("orders", b"first")
-    assert isinstance(producer.send_async("orders", b"second").exception(PATIENCE), dmq.RateLimited)
+    assert isinstance(producer.send_async("orders", b"second").exception(PATIENCE_S), dmq.RateLimited)
     with pytest.raises(dmq.RateLimited):
         producer.send_many("orders", [dmq.Message(b"third")])
     broker.clock.advance(1.0)
@@ -210,4 +208,4 @@ def test_consumers_of_a_topic_whose_consuming_is_off_wait_and_go_on_by_themselve
     message = next(messages)
     assert message.body == b"x"
     message.ack()
-    assert len(client.consumer("orders", group="pulling").pull(10, wait=PATIENCE)) == 1
+    assert len(client.consumer("orders", group="pulling").pull(10, wait=PATIENCE_S)) == 1

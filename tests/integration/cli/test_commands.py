@@ -20,6 +20,7 @@ import pytest
 
 from dmq.cli import main
 from dmq.testing.processes import BrokerProcess, free_port, read_line
+from tests.patience import PATIENCE_S
 
 ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("DMQ_")}
 
@@ -74,7 +75,7 @@ def dmq(*arguments: str, stdin: str | bytes = b"", cwd: Path | None = None, **en
     return Done(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
-def fails(done: Done, code: int, *words: str) -> None:
+def check_failure(done: Done, code: int, *words: str) -> None:
     """It ended with this code and one sentence that says these words."""
     assert done.code == code, done.err
     assert "Traceback" not in done.err
@@ -170,14 +171,14 @@ def test_tail_shows_messages_as_they_arrive_and_stops_at_ctrl_c(url: str) -> Non
 def test_a_topic_is_created_listed_changed_and_deleted(url: str) -> None:
     assert dmq("topic", "create", "t-made", "--queues", "2", "--ttl", "7d", "--url", url).code == 0
     assert dmq("topic", "create", "t-made", "--queues", "2", "--ttl", "7d", "--if-missing", "--url", url).code == 0
-    fails(dmq("topic", "create", "t-made", "--url", url), 1, "t-made")
+    check_failure(dmq("topic", "create", "t-made", "--url", url), 1, "t-made")
     (row,) = dmq("topic", "list", "--prefix", "t-made", "--url", url, "--format", "json").json
     assert (row["queues"], row["ttl_seconds"]) == (2, 604800)
     changed = dmq("topic", "update", "t-made", "--queues", "3", "--ttl", "none", "--url", url, "--format", "json").json
     assert (changed["queues"], changed["ttl_seconds"]) == (3, None)
-    fails(dmq("topic", "delete", "t-made", "--url", url), 2, "--yes")
+    check_failure(dmq("topic", "delete", "t-made", "--url", url), 2, "--yes")
     assert dmq("topic", "delete", "t-made", "--yes", "--url", url).code == 0
-    fails(dmq("topic", "show", "t-made", "--url", url), 1, "t-made")
+    check_failure(dmq("topic", "show", "t-made", "--url", url), 1, "t-made")
     assert "t-made" not in dmq("topic", "list", "--url", url).out
 
 
@@ -205,7 +206,7 @@ def test_a_group_is_moved_only_with_execute(url: str) -> None:
         row["group"] for row in dmq("group", "list", "--topic", "t-group", "--url", url, "--format", "json").json
     ] == ["g-moved"]
     assert dmq("group", "delete", "g-moved", "--yes", "--url", url).code == 0
-    fails(dmq("group", "lag", "g-moved", "--url", url), 1, "g-moved")
+    check_failure(dmq("group", "lag", "g-moved", "--url", url), 1, "g-moved")
 
 
 def test_cluster_top_and_doctor_look_at_the_broker(url: str, tmp_path: Path) -> None:
@@ -226,31 +227,31 @@ def test_cluster_top_and_doctor_look_at_the_broker(url: str, tmp_path: Path) -> 
 
 
 def test_an_unknown_topic_is_an_error_and_is_not_made_by_looking(url: str) -> None:
-    fails(real("tail", "t-nosuch", "--url", url), 1, "t-nosuch")
+    check_failure(real("tail", "t-nosuch", "--url", url), 1, "t-nosuch")
     for command in (("peek",), ("topic", "show"), ("topic", "delete", "--yes")):
-        fails(dmq(*command, "t-nosuch", "--url", url), 1, "t-nosuch")
+        check_failure(dmq(*command, "t-nosuch", "--url", url), 1, "t-nosuch")
     assert "t-nosuch" not in dmq("topic", "list", "--url", url).out
 
 
 def test_a_wrong_group_is_an_error_and_is_not_made_by_moving_it(url: str) -> None:
     dmq("send", "t-wrong", "x", "--url", url)
-    fails(dmq("group", "show", "g-nosuch", "--url", url), 1, "g-nosuch")
+    check_failure(dmq("group", "show", "g-nosuch", "--url", url), 1, "g-nosuch")
     for command in (("lag",), ("reset", "--to", "latest", "--execute"), ("skip", "--execute")):
-        fails(dmq("group", *command, "g-nosuch", "--topic", "t-wrong", "--url", url), 1, "g-nosuch")
+        check_failure(dmq("group", *command, "g-nosuch", "--topic", "t-wrong", "--url", url), 1, "g-nosuch")
     assert "g-nosuch" not in dmq("group", "list", "--url", url).out
 
 
 def test_a_body_that_is_too_large_is_an_error_that_names_the_limit(url: str) -> None:
-    fails(real("send", "t-large", "--stdin", "--url", url, stdin=os.urandom(100_000)), 2, "65536")
+    check_failure(real("send", "t-large", "--stdin", "--url", url, stdin=os.urandom(100_000)), 2, "65536")
 
 
 def test_a_bad_json_line_is_named_and_what_came_before_it_is_sent(url: str) -> None:
     done = dmq("send", "t-bad", "--stdin", "--json-lines", "--url", url, stdin='{"body": "a"}\nnonsense\n')
-    fails(done, 2, "stdin, line 2", "not JSON", "1 message was sent before that")
+    check_failure(done, 2, "stdin, line 2", "not JSON", "1 message was sent before that")
     assert dmq("topic", "show", "t-bad", "--url", url, "--format", "json").json["messages"] == 1
     lines = '{"body": "a"}\n{"body": "b", "priority": 12}\n'
     done = dmq("send", "t-bad", "--stdin", "--json-lines", "--url", url, stdin=lines)
-    fails(done, 2, "priority is 0 to 9", "1 message was sent before that")
+    check_failure(done, 2, "priority is 0 to 9", "1 message was sent before that")
     assert "flushed" in done.out
 
 
@@ -258,12 +259,12 @@ def test_a_bad_json_line_is_named_and_what_came_before_it_is_sent(url: str) -> N
     "wrong", ["localhost:9611", "http://127.0.0.1:9611", "dmq://", "dmq://host:port", "dmq://h/path"]
 )
 def test_a_wrong_url_is_an_error_that_says_how_to_write_one(wrong: str) -> None:
-    fails(dmq("topic", "list", "--url", wrong), 2, "dmq://" if wrong != "dmq://host:port" else "1 to 65535")
+    check_failure(dmq("topic", "list", "--url", wrong), 2, "dmq://" if wrong != "dmq://host:port" else "1 to 65535")
 
 
 def test_no_broker_is_exit_code_3() -> None:
     address = f"127.0.0.1:{free_port()}"
-    fails(real("topic", "list", "--url", f"dmq://{address}"), 3, address, "start a broker")
+    check_failure(real("topic", "list", "--url", f"dmq://{address}"), 3, address, "start a broker")
 
 
 def test_doctor_says_what_to_do_when_no_broker_answers(tmp_path: Path) -> None:
@@ -294,8 +295,8 @@ def serve_once(answer: bytes) -> tuple[int, threading.Thread]:
 
 def test_garbage_on_the_port_is_an_error_that_guesses_who_speaks() -> None:
     port, thread = serve_once(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-    fails(dmq("topic", "list", "--url", f"dmq://127.0.0.1:{port}"), 1, "not the DMQ protocol")
-    thread.join(10)
+    check_failure(dmq("topic", "list", "--url", f"dmq://127.0.0.1:{port}"), 1, "not the DMQ protocol")
+    thread.join(PATIENCE_S)
 
 
 def test_a_broker_of_another_version_is_an_error_that_says_to_upgrade() -> None:
@@ -306,8 +307,8 @@ def test_a_broker_of_another_version_is_an_error_that_says_to_upgrade() -> None:
         VersionMismatch("this broker speaks protocol 9 only: upgrade the older side"), Command.NONE, 0
     )
     port, thread = serve_once(refusal)
-    fails(dmq("topic", "list", "--url", f"dmq://127.0.0.1:{port}"), 1, "upgrade the older side")
-    thread.join(10)
+    check_failure(dmq("topic", "list", "--url", f"dmq://127.0.0.1:{port}"), 1, "upgrade the older side")
+    thread.join(PATIENCE_S)
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it(broker: BrokerProcess, tmp_path: Path) -> None:
@@ -315,31 +316,33 @@ def test_a_port_that_is_taken_is_an_error_that_names_it(broker: BrokerProcess, t
     done = dmq(
         "broker", "--data", str(tmp_path / "data"), "--port", port, "--metrics-port", "0", "--telnet-port", "none"
     )
-    fails(done, 1, f"port {port}", "choose another port")
+    check_failure(done, 1, f"port {port}", "choose another port")
 
 
 def test_a_directory_in_use_is_an_error(broker: BrokerProcess) -> None:
     done = dmq("broker", "--data", str(broker.folder), "--port", "0", "--metrics-port", "0", "--telnet-port", "none")
-    fails(done, 1, "in use", str(broker.pid))
+    check_failure(done, 1, "in use", str(broker.pid))
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_and_no_traceback() -> None:
     done = dmq("broker", "--data", "/proc/dmq", "--port", "0", "--metrics-port", "0", "--telnet-port", "none")
-    fails(done, 1, "could not create /proc/dmq")
+    check_failure(done, 1, "could not create /proc/dmq")
 
 
 def test_an_address_for_strangers_needs_insecure(tmp_path: Path) -> None:
     done = dmq("dev", "--host", "0.0.0.0", "--port", "0", "--data", str(tmp_path / "data"))
-    fails(done, 1, "--insecure")
+    check_failure(done, 1, "--insecure")
     assert not (tmp_path / "data").exists()
 
 
 def test_an_unknown_or_bad_setting_is_named_with_its_source(tmp_path: Path) -> None:
-    fails(dmq("broker", cwd=tmp_path, DMQ_BROKER_PROT="1"), 2, "DMQ_BROKER_PROT", "did you mean DMQ_BROKER_PORT?")
-    fails(dmq("broker", "--set", "broker.port=many", cwd=tmp_path), 2, "broker.port", "many")
+    check_failure(
+        dmq("broker", cwd=tmp_path, DMQ_BROKER_PROT="1"), 2, "DMQ_BROKER_PROT", "did you mean DMQ_BROKER_PORT?"
+    )
+    check_failure(dmq("broker", "--set", "broker.port=many", cwd=tmp_path), 2, "broker.port", "many")
     (tmp_path / "dmq.toml").write_text("[broker]\nprot = 1\n")
-    fails(dmq("broker", cwd=tmp_path), 2, "broker.prot", "dmq.toml", "did you mean broker.port?")
-    fails(dmq("config", "show", "--config", "nosuch.toml", cwd=tmp_path), 2, "nosuch.toml")
+    check_failure(dmq("broker", cwd=tmp_path), 2, "broker.prot", "dmq.toml", "did you mean broker.port?")
+    check_failure(dmq("config", "show", "--config", "nosuch.toml", cwd=tmp_path), 2, "nosuch.toml")
 
 
 def test_config_show_tells_where_each_setting_came_from(tmp_path: Path) -> None:
@@ -378,7 +381,7 @@ def test_config_show_tells_where_each_setting_came_from(tmp_path: Path) -> None:
 def test_a_wrong_call_is_exit_code_2_before_anybody_is_asked(arguments: tuple[str, ...]) -> None:
     # There is no broker at that address: had it been asked for, the code would be 3.
     done = dmq(*arguments, DMQ_URL=f"dmq://127.0.0.1:{free_port()}")
-    fails(done, 2)
+    check_failure(done, 2)
     assert "Usage: dmq" in done.err
 
 

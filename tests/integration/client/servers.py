@@ -32,6 +32,7 @@ from dmq.protocol.produce import ProduceReply
 from dmq.protocol.session import FRAME_CRC, Heartbeat, HelloReply, Limits, ShardInfo
 from dmq.settings import BrokerSettings, Settings
 from dmq.testing.processes import free_port
+from tests.patience import PATIENCE_S
 
 
 class RunningBroker:
@@ -63,13 +64,13 @@ class RunningBroker:
 
         self._thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
         self._thread.start()
-        assert ready.wait(10), "the broker did not start"
+        assert ready.wait(PATIENCE_S), "the broker did not start"
 
     def stop(self, drain_seconds: float = 0.0) -> None:
         if self._thread is not None:
             self._drain_seconds = drain_seconds
             self._loop.call_soon_threadsafe(self._stop.set)
-            self._thread.join(15)
+            self._thread.join(PATIENCE_S)
             assert not self._thread.is_alive()
             self._thread = None
 

@@ -13,20 +13,15 @@ import dmq.aio
 from dmq.protocol import Command, Flag, Frame, Header
 from dmq.protocol.session import ServerReboot
 from tests.integration.client.servers import Peer, RunningBroker, usual
+from tests.patience import PATIENCE_S, eventually_async
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await main
 
     asyncio.run(bounded())
-
-
-async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_sending_and_administration(broker: RunningBroker) -> None:
@@ -94,7 +89,7 @@ def test_a_broken_connection_comes_back_and_what_was_lost_is_resent() -> None:
                 on_resumed=resumed,
             ) as client:
                 await client.producer().send("t", b"x")
-                await eventually(lambda: len(events) == 3)
+                await eventually_async(lambda: len(events) == 3)
                 assert events == ["exception", "interrupted", "resumed"]
                 assert len(peer.produced()) == 2
 
@@ -108,7 +103,7 @@ def test_plain_mode_stays_closed() -> None:
                 producer = client.producer()
                 await producer.send("t", b"x")
                 peer.cut()
-                await eventually(lambda: client._router.home.closed_by)
+                await eventually_async(lambda: client._router.home.closed_by)
                 with pytest.raises(dmq.NotConnected, match="closed"):
                     await producer.send("t", b"x")
 
@@ -139,7 +134,7 @@ def test_a_rebooting_broker_is_left_for_another() -> None:
                 producer = client.producer()
                 await producer.send("t", b"x")
                 first.push(Command.SERVER_REBOOT, ServerReboot("peer", 500))
-                await eventually(lambda: (c := client._router.home.current()) and c.address.port == second.port)
+                await eventually_async(lambda: (c := client._router.home.current()) and c.address.port == second.port)
                 await producer.send("t", b"y")
                 assert len(second.produced()) == 1
 
@@ -156,6 +151,7 @@ def test_callbacks_may_be_coroutines() -> None:
         with Peer() as peer:
             async with dmq.aio.connect(peer.url) as client:
                 await client.producer().send_async("t", b"x", on_delivery=on_delivery)
-                await eventually(lambda: told)
+                await eventually_async(lambda: told)
+                assert isinstance(told[0], dmq.Receipt)
 
     run(main())

@@ -14,6 +14,7 @@ from dmq.client.aio.client import AioClient
 from dmq.client.aio.consumer import AioConsumer
 from dmq.client.connection.router import Listeners
 from tests.integration.client.route_tables import QUEUES, Cluster, numbered, spread, two_brokers
+from tests.patience import PATIENCE_S, eventually_async
 
 
 @pytest.fixture
@@ -26,22 +27,16 @@ def cluster() -> Iterator[Cluster]:
 async def connected(cluster: Cluster, listeners: Listeners | None = None) -> AsyncIterator[AioClient]:
     client = AioClient(cluster, cluster.settings, listeners or Listeners())
     async with await client.open():
-        await eventually(lambda: client._router.link_for("split", QUEUES - 1) is not None)
+        await eventually_async(lambda: client._router.link_for("split", QUEUES - 1) is not None)
         yield client
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await main
 
     asyncio.run(bounded())
-
-
-async def eventually(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def iterated(consumer: AioConsumer, count: int) -> list[bytes]:
@@ -58,7 +53,7 @@ async def iterated(consumer: AioConsumer, count: int) -> list[bytes]:
 async def pulled(consumer: AioConsumer, count: int) -> list[bytes]:
     """So many messages, acked by the batch."""
     found: list[bytes] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while len(found) < count:
             batch = await consumer.pull(max_messages=7, wait=1.0)
             found += [message.body for message in batch]
@@ -165,7 +160,7 @@ def test_one_broker_stops_and_comes_back_while_the_other_goes_on(cluster: Cluste
             await producer.send_many("split", spread(100))
             found = await iterated(consumer, 100)
             await asyncio.to_thread(cluster.second.stop)
-            await eventually(lambda: events == ["interrupted"])
+            await eventually_async(lambda: events == ["interrupted"])
             for body in numbered(20, 100):
                 assert (await producer.send("split", body)).queue < QUEUES // 2
             found += await iterated(consumer, 20)
@@ -174,7 +169,7 @@ def test_one_broker_stops_and_comes_back_while_the_other_goes_on(cluster: Cluste
             ]
             await asyncio.to_thread(cluster.second.start)
             assert {(await future).queue for future in pinned} == set(range(QUEUES))
-            await eventually(lambda: events == ["interrupted", "resumed"])
+            await eventually_async(lambda: events == ["interrupted", "resumed"])
             found += await iterated(consumer, 40)
             assert sorted(found) == sorted(numbered(120) + [b"u-%d" % n for n in range(40)])
             await consumer.close()
@@ -191,11 +186,11 @@ def test_pulls_go_on_while_one_broker_is_away(cluster: Cluster) -> None:
             await producer.send_many("split", spread(50))
             assert await pulled(consumer, 50) == numbered(50)
             await asyncio.to_thread(cluster.first.stop)
-            await eventually(lambda: client._router.link_for("split", 0) is None)
+            await eventually_async(lambda: client._router.link_for("split", 0) is None)
             await producer.send_many("split", [dmq.Message(body) for body in numbered(50, 50)])
             assert await pulled(consumer, 50) == numbered(50, 50)
             await asyncio.to_thread(cluster.first.start)
-            await eventually(lambda: client._router.link_for("split", 0) is not None)
+            await eventually_async(lambda: client._router.link_for("split", 0) is not None)
             for body in numbered(8, 100):
                 await producer.send("split", body)
             assert await pulled(consumer, 8) == numbered(8, 100)

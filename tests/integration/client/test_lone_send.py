@@ -19,7 +19,7 @@ from dmq.protocol import Command, Flag, Frame, Header, decode_request, error_fra
 from dmq.protocol.produce import Produce
 from dmq.protocol.session import ServerHealth
 from tests.integration.client.servers import Peer, usual
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 
 class Slow(Peer):
@@ -84,7 +84,7 @@ class Sending(threading.Thread):
             self.result = error
 
     def receipt(self) -> dmq.Receipt:
-        self.join(10)
+        self.join(PATIENCE_S)
         assert isinstance(self.result, dmq.Receipt), self.result
         return self.result
 
@@ -117,13 +117,13 @@ def test_an_answer_that_comes_late_but_in_time_is_the_answer(peer: Slow, monkeyp
 
 
 def test_a_send_that_times_out_is_seen_through_when_its_answer_comes(peer: Slow, client: dmq.Client) -> None:
-    producer = warm(peer, client, timeout=0.2)
+    producer = warm(peer, client)
     with pytest.raises(dmq.TimedOut):
-        producer.send("t", b"x")
+        producer.send("t", b"x", timeout=0.2)
     with pytest.raises(dmq.TimedOut):
         producer.flush(0.05)
     peer.release(*peer.held)
-    producer.flush(10)
+    producer.flush(PATIENCE_S)
     peer.is_slow = False
     assert producer.send("t", b"y").id.sequence == 2
 
@@ -159,7 +159,7 @@ def test_what_cannot_succeed_raises_at_once_and_harms_nothing(peer: Slow, client
     sending = Sending(producer)
     peer.holds(1)
     peer.send(peer.sockets[-1], error_frame(dmq.InvalidRequest("no"), Command.PRODUCE, peer.held[0].correlation))
-    sending.join(10)
+    sending.join(PATIENCE_S)
     assert isinstance(sending.result, dmq.InvalidRequest)
     peer.is_slow = False
     assert producer.send("t", b"y").id.sequence == 2
@@ -211,7 +211,7 @@ def test_asynchronous_sends_in_between_call_back_meanwhile(peer: Slow, client: d
     future = two.send_async("t", b"y", on_delivery=lambda receipt, error: told.append(receipt))
     peer.holds(2)
     peer.release(peer.held[1])
-    assert future.result(10).id == future.id
+    assert future.result(PATIENCE_S).id == future.id
     eventually(lambda: told)
     assert first.is_alive()
     peer.release(peer.held[0])
@@ -241,15 +241,15 @@ def test_closing_the_producer_ends_a_send_that_waits(peer: Slow, client: dmq.Cli
     peer.holds(1)
     producer.close(timeout=0.05)
     peer.release(*peer.held)
-    sending.join(10)
+    sending.join(PATIENCE_S)
     assert isinstance(sending.result, dmq.NotConnected), sending.result
 
 
 def test_a_closed_client_ends_a_send_that_waits(peer: Slow, client: dmq.Client) -> None:
-    sending = Sending(warm(peer, client, timeout=0.5))
+    sending = Sending(warm(peer, client))
     peer.holds(1)
     client.close()
-    sending.join(10)
+    sending.join(PATIENCE_S)
     assert isinstance(sending.result, dmq.DMQError), sending.result
 
 
@@ -260,7 +260,7 @@ def test_a_full_window_blocks_a_lone_send_too(peer: Slow, client: dmq.Client) ->
         producer.send("t", bytes(900))
     peer.holds(1)
     peer.release(*peer.held)
-    future.result(10)
+    future.result(PATIENCE_S)
 
 
 def test_what_cannot_be_sent_raises_at_its_send(peer: Slow, client: dmq.Client) -> None:
@@ -309,7 +309,7 @@ def test_a_task_that_is_cancelled_leaves_its_message_on_its_way(peer: Slow) -> N
         with pytest.raises(dmq.TimedOut):
             await producer.flush(0.05)
         peer.release(*peer.held)
-        await producer.flush(10)
+        await producer.flush(PATIENCE_S)
         peer.is_slow = False
         assert (await producer.send("t", b"y")).id.sequence == 2
         assert (producer.straight.taken, producer.straight.late) == (1, 1)
@@ -335,7 +335,7 @@ def test_an_answer_on_the_loop_that_comes_late_is_the_answer(peer: Slow, monkeyp
 def test_what_gathers_behind_a_lone_send_on_the_loop_follows_it(peer: Slow) -> None:
     async def act(producer: AioProducer) -> None:
         tasks = [asyncio.create_task(producer.send("t", b"%d" % number)) for number in range(20)]
-        flush = asyncio.create_task(producer.flush(10))
+        flush = asyncio.create_task(producer.flush(PATIENCE_S))
         await held(peer, 1)
         peer.is_slow = False
         peer.release(*peer.held)

@@ -14,7 +14,7 @@ from dmq.protocol import Command, Flag, Frame, Header, decode_request
 from dmq.protocol.session import ServerHealth, ServerReboot
 from dmq.testing.processes import free_port
 from tests.integration.client.servers import Peer, usual
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 
 class Heard:
@@ -35,10 +35,8 @@ class Heard:
 
 
 def test_connect_fails_at_once_with_one_sentence() -> None:
-    start = time.monotonic()
     with pytest.raises(dmq.NotConnected) as caught:
         dmq.connect(f"dmq://127.0.0.1:{free_port()}")
-    assert time.monotonic() - start < 2
     assert "no broker answers at 127.0.0.1" in caught.value.message
     assert "\n" not in caught.value.message
 
@@ -47,7 +45,8 @@ def test_connect_waits_if_told_so() -> None:
     port = free_port()
     peers: list[Peer] = []
     threading.Timer(0.4, lambda: peers.append(Peer(port=port))).start()
-    dmq.connect(f"dmq://127.0.0.1:{port}", timeout=5).close()
+    with dmq.connect(f"dmq://127.0.0.1:{port}", timeout=PATIENCE_S) as client:
+        assert client.producer().send("t", b"x").topic == "t"
     peers[0].close()
 
 
@@ -106,11 +105,9 @@ def test_with_a_timeout_a_send_raises_while_there_is_no_connection() -> None:
         peer.close()
         eventually(lambda: client._router.home.current() is None)
         late = producer.send_async("t", b"async")
-        start = time.monotonic()
         with pytest.raises(dmq.NotConnected):
             producer.send("t", b"y")
-        assert time.monotonic() - start < 3
-        assert isinstance(late.exception(3), dmq.NotConnected)
+        assert isinstance(late.exception(PATIENCE_S), dmq.NotConnected)
         producer.close(0.1)
 
 
@@ -160,7 +157,7 @@ def test_a_send_that_is_never_answered_times_out() -> None:
         start = time.monotonic()
         with pytest.raises(dmq.TimedOut):
             producer.send("t", b"x")
-        assert 0.25 < time.monotonic() - start < 2
+        assert time.monotonic() - start > 0.25
 
 
 def test_busy_is_honoured_within_the_timeout() -> None:
@@ -176,11 +173,8 @@ def test_busy_is_honoured_within_the_timeout() -> None:
     def never(peer: Peer, frame: Frame) -> Header | Exception:
         return dmq.Busy("full", retry_after_ms=100) if frame.command == Command.PRODUCE else usual(frame)
 
-    with Peer(never) as peer, dmq.connect(peer.url) as client:
-        start = time.monotonic()
-        with pytest.raises(dmq.Busy):
-            client.producer(timeout=0.5).send("t", b"x")
-        assert time.monotonic() - start < 1
+    with Peer(never) as peer, dmq.connect(peer.url) as client, pytest.raises(dmq.Busy):
+        client.producer(timeout=0.5).send("t", b"x")
 
 
 def test_a_refused_send_is_taken_to_another_broker() -> None:
@@ -235,7 +229,7 @@ def test_a_peer_that_does_not_read_holds_up_senders_but_not_memory() -> None:
 
     def answer(peer: Peer, frame: Frame) -> Header:
         if frame.command == Command.PRODUCE:
-            gate.wait(10)
+            gate.wait(PATIENCE_S)
         return usual(frame)
 
     with Peer(answer) as peer, dmq.connect(peer.url) as client:
@@ -303,7 +297,7 @@ def test_a_lone_send_starts_no_thread() -> None:
 def test_closing_leaves_no_thread_behind() -> None:
     with Peer() as peer:
         client = dmq.connect(peer.url, app="gone")
-        client.producer().send_async("t", b"x", on_delivery=lambda *_: None).result(5)
+        client.producer().send_async("t", b"x", on_delivery=lambda *_: None).result(PATIENCE_S)
         client.close()
         eventually(lambda: not any(thread.name.startswith("dmq-gone") for thread in threading.enumerate()))
         with pytest.raises(dmq.NotConnected, match="closed"):

@@ -12,6 +12,7 @@ import pytest
 import dmq
 from dmq.model import DurabilityName
 from tests.integration.client.servers import RunningBroker
+from tests.patience import PATIENCE_S
 
 
 class Order(msgspec.Struct):
@@ -88,7 +89,7 @@ def test_threads_share_a_producer(client: dmq.Client) -> None:
             if number % 3:
                 receipts.append(producer.send("orders", b"%d-%d" % (name, number), durability="stored"))
             else:
-                receipts.append(producer.send_async("orders", b"%d-%d" % (name, number)).result(10))
+                receipts.append(producer.send_async("orders", b"%d-%d" % (name, number)).result(PATIENCE_S))
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(8)]
     for thread in threads:

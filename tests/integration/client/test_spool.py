@@ -16,9 +16,7 @@ from dmq.client.spool.spool import Spool
 from dmq.protocol import Command, Frame, Header
 from tests.integration.cli.test_commands import dmq as command
 from tests.integration.client.servers import Peer, RunningBroker, usual
-from tests.patience import eventually
-
-PATIENCE_S = 30.0
+from tests.patience import PATIENCE_S, eventually
 
 
 def stored(client: dmq.Client, topic: str = "orders") -> list[list[bytes]]:

@@ -11,15 +11,14 @@ import pytest
 import dmq
 from dmq import aio
 from dmq.testing import TestBroker
-
-PATIENCE = 20.0
+from tests.patience import PATIENCE_S, eventually_async
 
 
 def in_loop(scenario: Callable[[TestBroker, aio.AioClient], Coroutine[Any, Any, None]]) -> None:
     """Run a scenario against a fresh broker."""
 
     async def run(broker: TestBroker) -> None:
-        async with asyncio.timeout(PATIENCE), aio.connect(broker.url, app="test") as client:
+        async with asyncio.timeout(PATIENCE_S), aio.connect(broker.url, app="test") as client:
             await client.admin.create_topic("orders", queues=1)
             await scenario(broker, client)
 
@@ -31,11 +30,6 @@ async def send(client: aio.AioClient, *bodies: str) -> None:
     producer = client.producer()
     for body in bodies:
         await producer.send("orders", body)
-
-
-async def eventually(holds: Callable[[], object]) -> None:
-    while not holds():
-        await asyncio.sleep(0.005)
 
 
 async def lag(client: aio.AioClient) -> int:
@@ -100,7 +94,7 @@ def test_running_a_handler(kind: str, policy: str | dmq.RateLimit) -> None:
         running = asyncio.create_task(
             consumer.run(handle if kind == "plain" else handle_async, workers=4, policy=policy)
         )
-        await eventually(lambda: len(seen) == 23)
+        await eventually_async(lambda: len(seen) == 23)
         await consumer.close()
         await running
         assert sorted(seen) == sorted([*((b"%d" % n, 1) for n in range(20)), *2 * [(b"bug", 1)], (b"bug", 2)])
@@ -124,7 +118,7 @@ def test_an_ordered_group_keeps_its_order_when_a_handler_fails() -> None:
             done.append(int(message.body))
 
         running = asyncio.create_task(consumer.run(handle))
-        await eventually(lambda: len(done) == 12)
+        await eventually_async(lambda: len(done) == 12)
         await consumer.close()
         await running
         assert done == list(range(12))
@@ -140,7 +134,7 @@ def test_a_run_that_is_cancelled_gives_back_what_it_had() -> None:
 
         async def handle(message: aio.AioMessage) -> None:
             begun.set()
-            await asyncio.sleep(PATIENCE)
+            await asyncio.sleep(PATIENCE_S)
 
         running = asyncio.create_task(consumer.run(handle))
         await begun.wait()
@@ -183,13 +177,13 @@ def test_consuming_goes_on_over_a_restart_of_the_broker(how: str) -> None:
             await asyncio.sleep(0.001)
 
         running = asyncio.create_task(consumer.run(handle, workers=4))
-        await eventually(lambda: len(seen) > 30)
+        await eventually_async(lambda: len(seen) > 30)
         if how == "kill":
             await asyncio.to_thread(broker.kill)
             broker.start()
         else:
             await asyncio.to_thread(broker.restart)
-        await eventually(lambda: len(seen) == 200)
+        await eventually_async(lambda: len(seen) == 200)
         await consumer.close()
         await running
         assert len(set(seen)) == 200

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dmq
 from dmq.client.admin.dead_letters import DeadLetter
 from dmq.client.client import Client
-from tests.patience import eventually
-
-PATIENCE = 30.0
+from tests.patience import PATIENCE_S, eventually
 
 
 def rejected(
@@ -27,7 +25,7 @@ def reject(client: Client, count: int, topic: str = "orders", group: str = "bill
     left = count
     with client.consumer(topic, group) as consumer:
         while left:
-            for message in consumer.pull(max_messages=left, wait=PATIENCE):
+            for message in consumer.pull(max_messages=left, wait=PATIENCE_S):
                 message.reject(f"no good: {message.body.decode()}")
                 left -= 1
 
@@ -45,7 +43,7 @@ def consumed(client: Client, count: int, topic: str = "orders", group: str = "bi
     got: list[tuple[str, int]] = []
     with client.consumer(topic, group) as consumer:
         while len(got) < count:
-            batch = consumer.pull(max_messages=count, wait=PATIENCE)
+            batch = consumer.pull(max_messages=count, wait=PATIENCE_S)
             assert len(batch), f"only {got} came"
             got += [(message.body.decode(), message.attempt) for message in batch]
             consumer.ack(batch)

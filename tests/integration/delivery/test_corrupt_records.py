@@ -18,13 +18,13 @@ from dmq.storage.offline.verification import verify
 from dmq.testing import FakeClock
 from tests.integration.broken_records import key, record, spoil
 from tests.integration.broker_thread import ServedBroker
+from tests.patience import PATIENCE_S
 
-PATIENCE = 30.0
 GOOD = ["good-0", "good-2", "good-4"]
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -70,11 +70,11 @@ def test_a_consumer_that_finds_a_record_damaged_is_believed_if_it_is_so_here_too
             store.append([Batch(topic="orders", queue=0, data=bad + right, lengths=lengths, producer_id=7)])
             store.flush()
 
-        asyncio.run_coroutine_threadsafe(append(), broker.loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(append(), broker.loop).result(PATIENCE_S)
         with client.consumer("orders", group="g", ordered=ordered, batch=1) as consumer:
             found = []
             while ("right", 2) not in found:
-                for message in consumer.pull(max_messages=1, wait=PATIENCE):
+                for message in consumer.pull(max_messages=1, wait=PATIENCE_S):
                     found.append((message.key, message.attempt))
                     if message.attempt == 1:
                         message.nack(reason="RECORD_CORRUPT: the body does not match its CRC", delay=0.0)
@@ -102,7 +102,7 @@ def consumed(client: Client, topic: str, group: str, *, ordered: bool = False) -
     found: list[str | None] = []
     with client.consumer(topic, group=group, ordered=ordered) as consumer:
         while len(found) < len(GOOD):
-            batch = consumer.pull(max_messages=2, wait=PATIENCE)
+            batch = consumer.pull(max_messages=2, wait=PATIENCE_S)
             assert batch
             found += [message.key for message in batch]
             batch.ack()
@@ -170,7 +170,7 @@ def test_what_nobody_can_read_is_carried_forward_by_retention_as_all_else(spoilt
                 return broker.broker.store.retain()
 
             clock.advance(2 * 3600.0)
-            assert asyncio.run_coroutine_threadsafe(retain(), broker.loop).result(PATIENCE)
+            assert asyncio.run_coroutine_threadsafe(retain(), broker.loop).result(PATIENCE_S)
             broker.restart()
             stats = broker.broker.store.stats()
             assert (stats["delays"], stats["transactions"]) == (3, 2)

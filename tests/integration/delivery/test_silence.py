@@ -80,7 +80,8 @@ def test_what_a_stopped_member_had_is_handled_by_the_other_and_nothing_is_lost(
     how: str, broker: BrokerProcess, client: Client
 ) -> None:
     scene = Scene(client, f"stopped-{how}", queues=4)
-    with members(scene, broker.url, how, 0.02) as (stopped, idle):
+    # Few at a time: one that lives must not let a lease run out, which would be an attempt.
+    with members(scene, broker.url, how, 0.02, prefetch=5) as (stopped, idle):
         scene.send(*range(60))
         eventually(lambda: stopped.done)
         stopped.signal(signal.SIGSTOP)  # with messages in hand

@@ -12,9 +12,7 @@ import dmq.aio
 from dmq.client.admin.reports import TraceReport
 from dmq.client.client import Client
 from dmq.testing import TestBroker
-from tests.patience import eventually
-
-PATIENCE = 20.0
+from tests.patience import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -41,7 +39,7 @@ def words(found: TraceReport) -> list[str]:
 def test_a_consumed_message_tells_its_whole_life(client: Client) -> None:
     receipt = client.producer().send("orders", b"x")
     consumer = client.consumer("orders", group="billing")
-    consumer.ack(consumer.pull(1, wait=PATIENCE))
+    consumer.ack(consumer.pull(1, wait=PATIENCE_S))
     eventually(lambda: states(client, receipt.id) == {"billing": "consumed"})
     found = client.admin.trace(receipt.id)
     assert words(found) == ["sent", "stored", "group placed", "delivered", "acked"]
@@ -64,7 +62,7 @@ def test_a_message_that_waits_says_what_for(client: Client) -> None:
     assert states(client, second.id) == {"idle": "no members"}
     assert "1 message stands before it" in client.admin.why(second.id).text
     consumer = client.consumer("orders", group="billing")
-    batch = consumer.pull(1, wait=PATIENCE)
+    batch = consumer.pull(1, wait=PATIENCE_S)
     assert states(client, first.id) == {"billing": "leased", "idle": "no members"}
     assert states(client, second.id)["billing"] == "waiting"
     assert "leased to member 'c-1.1'" in client.admin.why(first.id, group="billing").text
@@ -87,12 +85,12 @@ def test_a_message_that_the_filter_or_the_position_leaves_out_says_so(client: Cl
 def test_a_message_that_fails_is_followed_through_retry_and_dead_letter(broker: TestBroker, client: Client) -> None:
     receipt = client.producer().send("orders", b"x")
     consumer = client.consumer("orders", group="billing", max_attempts=2)
-    (message,) = consumer.pull(1, wait=PATIENCE)
+    (message,) = consumer.pull(1, wait=PATIENCE_S)
     message.nack(delay=60.0, reason="boom")
     eventually(lambda: states(client, receipt.id) == {"billing": "retrying"})
     assert "attempt 1 (boom), and gets it again in" in client.admin.why(receipt.id).text
     broker.clock.advance(61.0)
-    (message,) = consumer.pull(1, wait=PATIENCE)
+    (message,) = consumer.pull(1, wait=PATIENCE_S)
     assert states(client, receipt.id) == {"billing": "leased"}
     message.nack(reason="boom again")
     eventually(lambda: states(client, receipt.id) == {"billing": "dead"})
@@ -105,7 +103,7 @@ def test_a_message_that_fails_is_followed_through_retry_and_dead_letter(broker: 
     eventually(client.admin.dead_letters)  # it takes a moment to get into the database
     client.admin.resend_dead_letters(group="billing")
     eventually(lambda: "resent" in words(client.admin.trace(receipt.id)))
-    (message,) = consumer.pull(1, wait=PATIENCE)
+    (message,) = consumer.pull(1, wait=PATIENCE_S)
     assert message.attempt == 3
     assert client.admin.trace(receipt.id).steps[-1].attempt == 3
     assert "attempt 3" in client.admin.why(receipt.id).text
@@ -169,7 +167,7 @@ def test_an_expired_message_says_so(broker: TestBroker, client: Client) -> None:
 def test_each_member_of_a_broadcast_group_is_told_apart(broker: TestBroker, client: Client) -> None:
     receipt = client.producer().send("orders", b"x")
     consumer = client.consumer("orders", group="caches", broadcast=True)
-    consumer.ack(consumer.pull(1, wait=PATIENCE))
+    consumer.ack(consumer.pull(1, wait=PATIENCE_S))
     eventually(lambda: [reason.state for reason in client.admin.why(receipt.id, "caches").groups] == ["consumed"])
     (reason,) = client.admin.why(receipt.id).groups
     assert reason.group.startswith("caches (broadcast to c-1")
@@ -180,7 +178,7 @@ def test_an_ordered_group_holds_what_failed_and_what_stands_behind_it(broker: Te
     producer = client.producer()
     first, second = (producer.send("orders", body, business_id="b", ordered=True) for body in (b"1", b"2"))
     consumer = client.consumer("orders", group="billing", ordered=True)
-    (message,) = consumer.pull(1, wait=PATIENCE)
+    (message,) = consumer.pull(1, wait=PATIENCE_S)
     message.nack(delay=60.0, reason="boom")
     eventually(lambda: states(client, first.id) == {"billing": "again"})
     assert "as attempt 2" in client.admin.why(first.id).text
@@ -191,7 +189,7 @@ def test_an_ordered_group_holds_what_failed_and_what_stands_behind_it(broker: Te
 def test_a_search_that_takes_too_long_ends_and_says_so(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     receipt = client.producer().send("orders", b"x")
     consumer = client.consumer("orders", group="billing")
-    consumer.ack(consumer.pull(1, wait=PATIENCE))
+    consumer.ack(consumer.pull(1, wait=PATIENCE_S))
     eventually(lambda: states(client, receipt.id) == {"billing": "consumed"})
     monkeypatch.setattr("dmq.broker.diagnostics.message_history._CHUNK", 1)
     monkeypatch.setattr("dmq.broker.diagnostics.message_history._SEARCH_BYTES", 0)

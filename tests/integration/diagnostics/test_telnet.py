@@ -16,15 +16,14 @@ from dmq.errors import NotAllowed, PortTaken
 from dmq.settings import BrokerSettings, Settings
 from dmq.testing import MemoryFiles
 from tests.integration.broker_thread import ServedBroker
-
-PATIENCE = 20.0
+from tests.patience import PATIENCE_S
 
 
 class Terminal:
     """A connected person; what is read ends with the prompt, or where the other side closes."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
 
     def send(self, data: bytes) -> None:
         self._socket.sendall(data)
@@ -134,7 +133,7 @@ def test_no_more_than_so_many_are_served_and_who_types_nothing_is_closed(served:
         return server
 
     ports: list[int] = []
-    server = asyncio.run_coroutine_threadsafe(serve(), served.loop).result(PATIENCE)
+    server = asyncio.run_coroutine_threadsafe(serve(), served.loop).result(PATIENCE_S)
     try:
         with contextlib.closing(Terminal(ports[0])) as first:
             assert "Type help" in first.read()
@@ -142,7 +141,7 @@ def test_no_more_than_so_many_are_served_and_who_types_nothing_is_closed(served:
                 assert "1 connections are open here" in second.read()
             assert first.read() == ""  # closed for its silence
     finally:
-        asyncio.run_coroutine_threadsafe(server.close(), served.loop).result(PATIENCE)
+        asyncio.run_coroutine_threadsafe(server.close(), served.loop).result(PATIENCE_S)
 
 
 def test_the_port_can_be_off_must_be_free_and_is_for_this_machine_alone(served: ServedBroker) -> None:

@@ -419,10 +419,11 @@ async def test_a_watch_never_misses_the_last_state(registries: Registries) -> No
     for n in range(3):
         await other.write([Create(f"{root}/{n}", b"0")])
     seen: dict[str, bytes] = {}
+    last = {f"{root}/{n}": b"40" for n in range(3)}
 
     async def follow() -> None:
         with client.watch(root) as watch:
-            while set(seen.values()) != {b"40"}:
+            while seen != last:
                 changes = await watch.next()
                 entries = [await client.read(path) for path in changes.paths]
                 if changes.is_all:
@@ -434,6 +435,7 @@ async def test_a_watch_never_misses_the_last_state(registries: Registries) -> No
             await other.write([Put(f"{root}/{n}", b"%d" % step, None)])
 
     await asyncio.gather(follow(), *(change(n) for n in range(3)))
+    assert {entry.path: entry.value for entry in await other.children(root)} == last
 
 
 @on_loop

@@ -13,8 +13,7 @@ from dmq.registry.registry import Registry
 from dmq.registry.zookeeper.client import ZooKeeperClient
 from dmq.registry.zookeeper.ensemble import Ensemble
 from dmq.testing.proxy import ChaosProxy
-
-PATIENCE_S = 30.0
+from tests.patience import PATIENCE_S
 
 
 class ZooKeeperRegistries:

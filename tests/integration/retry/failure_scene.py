@@ -16,8 +16,8 @@ from dmq.client.consumer.consumer import Consumer
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.records import RecordView
 from dmq.testing import TestBroker
+from tests.patience import PATIENCE_S
 
-PATIENCE = 30.0
 T = TypeVar("T")
 
 
@@ -72,7 +72,7 @@ def in_loop(broker: TestBroker, call: Callable[[], T]) -> T:
     async def run() -> T:
         return call()
 
-    return asyncio.run_coroutine_threadsafe(run(), broker._loop).result(PATIENCE)
+    return asyncio.run_coroutine_threadsafe(run(), broker._loop).result(PATIENCE_S)
 
 
 class running:  # noqa: N801
@@ -87,7 +87,7 @@ class running:  # noqa: N801
 
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
-        self._thread.join(PATIENCE)
+        self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
 
@@ -95,7 +95,7 @@ def settle_all(consumer: Consumer, count: int) -> list[tuple[str, int]]:
     """Ack the next messages; their bodies and attempts."""
     found: list[tuple[str, int]] = []
     while len(found) < count:
-        batch = consumer.pull(wait=PATIENCE)
+        batch = consumer.pull(wait=PATIENCE_S)
         assert batch, "there is less than expected"
         found += [(message.body.decode(), message.attempt) for message in batch]
         consumer.ack(batch)
@@ -109,7 +109,7 @@ def retry_messages(client: Client) -> int:
 
 def fail_next(consumer: Consumer, attempt: int, **options: object) -> ReceivedMessage:
     """Nack the one message there is, which must be at this attempt."""
-    (message,) = consumer.pull(wait=PATIENCE)
+    (message,) = consumer.pull(wait=PATIENCE_S)
     assert message.attempt == attempt
     message.nack(**options)  # type: ignore[arg-type]
     return message

@@ -8,7 +8,6 @@ from dmq.client.client import Client
 from dmq.records import DeadReason
 from dmq.testing import TestBroker
 from tests.integration.retry.failure_scene import (
-    PATIENCE,
     broker,
     client,
     counts,
@@ -18,7 +17,7 @@ from tests.integration.retry.failure_scene import (
     send,
     settle_all,
 )
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 __all__ = ["broker", "client"]  # fixtures
 
@@ -67,7 +66,7 @@ def test_a_message_whose_lease_runs_out_each_time_ends_among_the_dead_letters(br
     send(client, "poison", "good")
     consumer = client.consumer("orders", "billing", max_attempts=3, lease=10.0)
     for attempt in (1, 2, 3):
-        batch = consumer.pull(wait=PATIENCE)
+        batch = consumer.pull(wait=PATIENCE_S)
         assert {message.attempt for message in batch} == {attempt}
         for message in batch:
             if message.body == b"good":
@@ -88,7 +87,7 @@ def test_failures_before_and_after_a_move_count_together(broker: TestBroker, cli
     fail_next(consumer, 1, delay=0)
     fail_next(consumer, 2, delay=0, reason="said so")
     for attempt in (3, 4):
-        (message,) = consumer.pull(wait=PATIENCE)
+        (message,) = consumer.pull(wait=PATIENCE_S)
         assert message.attempt == attempt
         broker.clock.advance(11)
         eventually(lambda: len(letters(broker)) == 1 or lag(client).retrying == 1)
@@ -163,7 +162,7 @@ def test_a_topic_that_grew_has_retries_in_its_new_queues(broker: TestBroker, cli
     receipts = [other.send("orders", f"{n}") for n in range(10)]
     assert {receipt.queue for receipt in receipts} >= {3, 4}
     for _ in range(10):
-        (message,) = consumer.pull(1, wait=PATIENCE)
+        (message,) = consumer.pull(1, wait=PATIENCE_S)
         message.nack(delay=3600)
     eventually(lambda: counts(client) == (0, 10))
     broker.clock.advance(3601)

@@ -9,7 +9,6 @@ from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing import TestBroker
 from tests.integration.retry.failure_scene import (
-    PATIENCE,
     broker,
     client,
     counts,
@@ -19,7 +18,7 @@ from tests.integration.retry.failure_scene import (
     send,
     settle_all,
 )
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 __all__ = ["broker", "client"]  # fixtures
 
@@ -31,17 +30,17 @@ def test_an_ordered_group_retries_in_place_and_the_queue_waits(broker: TestBroke
     send(client, *"abc", business_id="u-7", ordered=True)
     consumer = client.consumer("orders", "billing", ordered=True)
     for attempt, seconds in ((1, 1), (2, 3), (3, 9)):
-        batch = consumer.pull(wait=PATIENCE)
+        batch = consumer.pull(wait=PATIENCE_S)
         assert (batch[0].body, batch[0].attempt) == (b"a", attempt)
         batch[0].nack()
         eventually(lambda: lag(client).queues[0].leased == 0)
         broker.clock.advance(seconds - 0.9)
         assert len(consumer.pull(wait=0.0)) == 0
         broker.clock.advance(0.9)
-    batch = consumer.pull(wait=PATIENCE)
+    batch = consumer.pull(wait=PATIENCE_S)
     assert [(message.body, message.attempt) for message in batch] == [(b"a", 4)]
     consumer.ack(batch)
-    batch = consumer.pull(wait=PATIENCE)
+    batch = consumer.pull(wait=PATIENCE_S)
     assert [(message.body, message.attempt) for message in batch] == [(b"b", 1), (b"c", 1)]
     consumer.ack(batch)
     eventually(lambda: counts(client) == (0, 0))
@@ -69,7 +68,7 @@ def test_an_ordered_group_without_a_limit_blocks_its_queue(broker: TestBroker, c
     send(client, *"ab", business_id="u-7", ordered=True)
     consumer = client.consumer("orders", "billing", ordered=True, max_attempts=None)
     for attempt in range(1, 25):
-        batch = consumer.pull(wait=PATIENCE)
+        batch = consumer.pull(wait=PATIENCE_S)
         assert (batch[0].body, batch[0].attempt) == (b"a", attempt)
         batch[0].nack(delay=0)
     assert letters(broker) == []
@@ -80,7 +79,7 @@ def test_a_poison_message_of_an_ordered_group_ends_among_the_dead_letters(broker
     send(client, *"ab", business_id="u-7", ordered=True)
     consumer = client.consumer("orders", "billing", ordered=True, max_attempts=2, lease=10.0)
     for attempt in (1, 2):
-        (message,) = consumer.pull(1, wait=PATIENCE)
+        (message,) = consumer.pull(1, wait=PATIENCE_S)
         assert (message.body, message.attempt) == (b"a", attempt)
         broker.clock.advance(11)
         eventually(lambda: lag(client).queues[0].leased == 0)
@@ -92,12 +91,12 @@ def test_each_member_of_a_broadcast_group_retries_for_itself(broker: TestBroker,
     send(client, *"ab")
     one = broker.connect(client_id="one").consumer("orders", "screens", broadcast=True, max_attempts=2)
     two = broker.connect(client_id="two").consumer("orders", "screens", broadcast=True, max_attempts=2)
-    for message in one.pull(wait=PATIENCE):
+    for message in one.pull(wait=PATIENCE_S):
         message.nack(delay=5)
     assert settle_all(two, 2) == [("a", 1), ("b", 1)]
     assert len(one.pull(wait=0.0)) == 0
     broker.clock.advance(6)
-    batch = one.pull(wait=PATIENCE)
+    batch = one.pull(wait=PATIENCE_S)
     assert [(message.body, message.attempt) for message in batch] == [(b"a", 2), (b"b", 2)]
     batch[0].nack(reason="enough")
     batch[1].ack()
@@ -125,7 +124,7 @@ def test_an_old_version_that_comes_first_after_a_restart_passes_over_nothing(
         broker.start()
     old = client.consumer("orders", "billing", tags="created", version=2)
     with pytest.raises(dmq.SubscriptionSuperseded, match="version 3"):
-        old.pull(wait=PATIENCE)
+        old.pull(wait=PATIENCE_S)
     assert settle_all(client.consumer("orders", "billing", tags="paid || created", version=3), 1) == [("b", 1)]
     client.admin.delete_group("billing")
     assert settle_all(client.consumer("orders", "billing", tags="created"), 1) == [("a", 1)]

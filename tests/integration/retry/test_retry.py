@@ -12,7 +12,6 @@ from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.testing import FakeClock, TestBroker
 from tests.integration.retry.failure_scene import (
-    PATIENCE,
     broker,
     client,
     counts,
@@ -24,7 +23,7 @@ from tests.integration.retry.failure_scene import (
     send,
     settle_all,
 )
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
 __all__ = ["broker", "client"]  # fixtures
 
@@ -44,7 +43,7 @@ def test_a_message_that_fails_comes_again_after_1_3_9_seconds_and_so_on_and_neve
             time.sleep(0.12)  # more than two turns of the broker's timer
             assert len(consumer.pull(wait=0.0)) == 0
             broker.clock.advance(0.02)
-        (message,) = consumer.pull(wait=PATIENCE)
+        (message,) = consumer.pull(wait=PATIENCE_S)
         assert message.attempt == 12
 
 
@@ -71,7 +70,7 @@ def test_what_fails_does_not_hold_up_what_comes_behind_it(broker: TestBroker, cl
     consumer = client.consumer("orders", "billing", parallel=2)
     done: list[bytes] = []
     for _ in range(6):
-        (message,) = consumer.pull(1, wait=PATIENCE)
+        (message,) = consumer.pull(1, wait=PATIENCE_S)
         if message.body in (b"a", b"c"):
             message.nack(delay=3600)
         else:
@@ -182,7 +181,7 @@ def test_a_pull_from_one_queue_gets_the_retries_of_that_queue(client: Client) ->
         expected = sorted(receipt.offset for receipt in sent if receipt.queue == queue)
         found: list[tuple[int, int, int]] = []
         while len(found) < len(expected):
-            batch = consumer.pull(queue=queue, wait=PATIENCE)
+            batch = consumer.pull(queue=queue, wait=PATIENCE_S)
             found += [(message.queue, message.offset, message.attempt) for message in batch]
             consumer.ack(batch)
         assert sorted(found) == [(queue, offset, 2) for offset in expected]
@@ -230,7 +229,7 @@ def test_retries_of_a_priority_topic_keep_their_priority(broker: TestBroker, cli
     send(client, "3", topic="urgent", priority=3)
     found = []
     for _ in range(5):
-        (message,) = consumer.pull(1, wait=PATIENCE)
+        (message,) = consumer.pull(1, wait=PATIENCE_S)
         found.append((message.priority, message.attempt))
         message.ack()
     # Every tenth pick goes round, so one may be out of its place.
@@ -267,16 +266,16 @@ def test_a_producer_that_waits_to_be_consumed_waits_for_the_attempt_that_succeed
     consumer = client.consumer("orders", "billing")
     future = client.producer().send_async("orders", b"a", durability="consumed", consumed_by="billing")
     fail_next(consumer, 1, delay=0)
-    (message,) = consumer.pull(wait=PATIENCE)
+    (message,) = consumer.pull(wait=PATIENCE_S)
     assert message.attempt == 2
     assert not future.done()
     message.ack()
-    assert future.result(PATIENCE).durability == "consumed"
+    assert future.result(PATIENCE_S).durability == "consumed"
 
 
 def test_a_message_that_only_ever_fails_was_not_consumed(broker: TestBroker, client: Client) -> None:
     consumer = client.consumer("orders", "billing", max_attempts=2)
-    producer = client.producer(timeout=PATIENCE)
+    producer = client.producer(timeout=PATIENCE_S)
     future = producer.send_async("orders", b"a", durability="consumed", consumed_by="billing")
     fail_next(consumer, 1, delay=0)
     fail_next(consumer, 2, delay=0)
@@ -284,4 +283,4 @@ def test_a_message_that_only_ever_fails_was_not_consumed(broker: TestBroker, cli
     assert not future.done()
     broker.clock.advance(3600)
     with pytest.raises(dmq.ConsumeTimeout):
-        future.result(PATIENCE)
+        future.result(PATIENCE_S)

@@ -13,9 +13,7 @@ import dmq.aio
 from dmq.client.admin.reports import StoredMessage
 from dmq.client.client import Client
 from dmq.testing import TestBroker
-from tests.patience import eventually
-
-PATIENCE = 20.0
+from tests.patience import PATIENCE_S, eventually
 
 
 def stored(client: Client, topic: str = "orders") -> list[StoredMessage]:
@@ -47,7 +45,7 @@ def test_a_delayed_message_is_invisible_until_it_is_due_and_comes_once(broker: T
     assert len(consumer.pull(10, wait=0.3)) == 0
     assert [report.id for report in client.admin.delays()] == [receipt.id]
     broker.clock.advance(1.5)
-    batch = consumer.pull(10, wait=PATIENCE)
+    batch = consumer.pull(10, wait=PATIENCE_S)
     assert [(message.id, message.body, message.key) for message in batch] == [(receipt.id, b"later", "k-1")]
     consumer.ack(batch)
     assert len(consumer.pull(10, wait=0.3)) == 0
@@ -62,7 +60,7 @@ def test_everything_a_message_says_of_itself_is_kept(broker: TestBroker, client:
         delay=3600.0,
     )  # fmt: skip
     broker.clock.advance(3601.0)
-    (message,) = client.consumer("orders", group="g", tags="paid").pull(1, wait=PATIENCE)
+    (message,) = client.consumer("orders", group="g", tags="paid").pull(1, wait=PATIENCE_S)
     assert (message.tag, message.business_id, message.priority) == ("paid", "u-7", 7)
     assert dict(message.properties) == {"a": "b"}
     assert abs(message.sent_at - sent_at) < timedelta(seconds=60)
@@ -236,9 +234,9 @@ def test_a_delayed_message_that_fails_is_told_from_others_by_its_id(broker: Test
     receipt = client.producer().send("orders", b"x", key="k", delay=10.0)
     broker.clock.advance(11.0)
     consumer = client.consumer("orders", group="g")
-    (message,) = consumer.pull(1, wait=PATIENCE)
+    (message,) = consumer.pull(1, wait=PATIENCE_S)
     message.nack(delay=0.0)
-    (again,) = consumer.pull(1, wait=PATIENCE)
+    (again,) = consumer.pull(1, wait=PATIENCE_S)
     assert (again.id, again.topic, again.key, again.attempt) == (receipt.id, "orders", "k", 2)
     again.ack()
 

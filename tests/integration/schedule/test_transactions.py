@@ -26,9 +26,8 @@ from dmq.storage.read.record_group import Gathered
 from dmq.testing import TestBroker
 from tests.integration.broker_thread import ServedBroker
 from tests.integration.frame_client import RawClient, produce
-from tests.patience import eventually
+from tests.patience import PATIENCE_S, eventually
 
-PATIENCE = 20.0
 COMMIT = TransactionOutcome.COMMIT
 
 
@@ -59,7 +58,7 @@ def test_leaving_the_block_commits(client: Client) -> None:
         assert bodies(client) == []
         (report,) = client.admin.transactions()
         assert (report.id, report.topic, report.group, report.checks) == (tx.id, "orders", "shop", 0)
-    (message,) = client.consumer("orders", group="g").pull(1, wait=PATIENCE)
+    (message,) = client.consumer("orders", group="g").pull(1, wait=PATIENCE_S)
     assert (message.id, message.body, message.key, message.tag) == (tx.id, b"paid", "o-1", "t")
     assert dict(message.properties) == {"a": "b"}
     assert client.admin.transactions() == []
@@ -398,7 +397,7 @@ def test_many_in_parallel_each_end_their_own_way(client: Client) -> None:
         tx = producer.transaction_async("orders", b"%d" % number)
         ends.append(tx.rollback_async() if number % 5 == 0 else tx.commit_async())
     for end in ends:
-        end.result(PATIENCE)
+        end.result(PATIENCE_S)
     assert client.admin.transactions() == []
     read: list[StoredMessage] = []
     at = 0
@@ -421,7 +420,7 @@ def test_threads_share_a_producer(client: Client) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(PATIENCE_S)
     assert sorted(bodies(client)) == sorted(b"%d-%d" % (t, n) for t in range(8) for n in range(25))
 
 

@@ -14,7 +14,8 @@ from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.registry.memory import MemoryRegistry
 from dmq.shard.committed_reader import CommittedReader, CommittedUnits
 from dmq.storage.replica import Replica
-from tests.integration.shard.test_member_server import member, settings_of, until
+from tests.integration.shard.test_member_server import member, settings_of
+from tests.patience import eventually_async
 from tests.unit.broker.leading import on_a_loop
 
 BATCHES, COUNT = 20, 20
@@ -50,14 +51,14 @@ async def test_a_reader_takes_the_journal_from_a_follower_and_from_the_leader_wh
         member(registry, settings_of(tmp_path / "b", shard=two, name="b")) as second,
     ):
         servers = (first, second)
-        await until(lambda: any(server.dispatcher.broker is not None for server in servers))
+        await eventually_async(lambda: any(server.dispatcher.broker is not None for server in servers))
         leader, follower = sorted(servers, key=lambda server: server.dispatcher.broker is None)
         async with dmq.aio.connect(f"dmq://{leader.address}", app="shop") as client:
             await client.admin.create_topic("orders", queues=2)
             producer = client.producer()
             for batch in range(BATCHES):
                 await producer.send_many("orders", [dmq.Message(b"%d-%d" % (batch, n) * 50) for n in range(COUNT)])
-        await until(lambda: is_level(leader, follower))
+        await eventually_async(lambda: is_level(leader, follower))
         asked = follower.dispatcher.counters["requests"]
         reader = await asyncio.to_thread(JournalReader, f"{leader.address},{follower.address}")
         try:

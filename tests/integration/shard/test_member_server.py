@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ from dmq.registry.memory import MemoryClient, MemoryRegistry
 from dmq.settings import BrokerSettings, Settings, ShardSettings
 from dmq.storage.files import OsFiles
 from dmq.storage.store import MessageStore
+from tests.patience import PATIENCE_S, eventually_async
 from tests.unit.broker.leading import on_a_loop
-
-SECONDS = 30.0
 
 
 def settings_of(folder: Path, *, shard: dict[str, Any] | None = None, **broker: Any) -> Settings:
@@ -56,12 +55,6 @@ async def member(registry: MemoryRegistry, settings: Settings) -> AsyncIterator[
         await server.stop()
 
 
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not holds():
-            await asyncio.sleep(0.01)
-
-
 async def page(server: BrokerServer, path: str) -> tuple[int, str]:
     def get() -> tuple[int, str]:
         try:
@@ -78,7 +71,7 @@ async def bodies(client: AioClient, count: int) -> list[bytes]:
     found: list[bytes] = []
     async with client.consumer("orders", "billing") as consumer:
         while len(found) < count:
-            found += [message.body for message in await consumer.pull(10, wait=SECONDS)]
+            found += [message.body for message in await consumer.pull(10, wait=PATIENCE_S)]
     return sorted(found)
 
 
@@ -87,7 +80,7 @@ async def test_one_member_is_a_shard(tmp_path: Path) -> None:
     registry = MemoryRegistry(session_seconds=2.0)
     settings = settings_of(tmp_path)
     async with member(registry, settings) as server:
-        await until(lambda: server.dispatcher.broker is not None)
+        await eventually_async(lambda: server.dispatcher.broker is not None)
         async with dmq.aio.connect(f"dmq://{server.address}", app="shop") as client:
             producer = client.producer()
             receipt = await producer.send("orders", b"one", durability="replicated")
@@ -103,7 +96,7 @@ async def test_one_member_is_a_shard(tmp_path: Path) -> None:
         assert await page(server, "/readyz") == (200, "ready\n")
         assert "dmq_shard_leading 1" in (await page(server, "/metrics"))[1]
     async with member(registry, settings) as server:  # a promise of the process before is kept first
-        await until(lambda: server.dispatcher.broker is not None)
+        await eventually_async(lambda: server.dispatcher.broker is not None)
         async with dmq.aio.connect(f"dmq://{server.address}", app="shop") as client:
             assert await bodies(client, 2) == [b"one", b"two"]
     with pytest.raises(InvalidSettings, match=r"member of shard 's1'.* --registry and --shard s1"):
@@ -119,7 +112,7 @@ async def test_the_directory_of_a_broker_by_itself_seeds_a_shard(tmp_path: Path)
         await client.producer().send("orders", b"before")
     await lone.stop()
     async with member(MemoryRegistry(session_seconds=2.0), settings_of(tmp_path)) as server:
-        await until(lambda: server.dispatcher.broker is not None)
+        await eventually_async(lambda: server.dispatcher.broker is not None)
         async with dmq.aio.connect(f"dmq://{server.address}") as client:
             await client.producer().send("orders", b"after")
             assert await bodies(client, 2) == [b"after", b"before"]

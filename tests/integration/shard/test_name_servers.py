@@ -95,7 +95,7 @@ class NameServerTorture(Torture):
         assert len(self.sender.answered) > served + seconds, "messages were taken all the while"
 
 
-def go_through(torture: NameServerTorture, *, kills: int, losses: int, down_seconds: float) -> None:
+def check_loss(torture: NameServerTorture, *, kills: int, losses: int, down_seconds: float) -> None:
     with torture:
         with dmq.connect(torture.shard.url, app="test", timeout=PATIENCE) as client:
             client.admin.create_topic(NAMED, queues=1)
@@ -136,13 +136,13 @@ def go_through(torture: NameServerTorture, *, kills: int, losses: int, down_seco
 @pytest.mark.sampled
 def test_nothing_is_lost_with_name_servers_over_postgresql(tmp_path: Path, database_servers: DatabaseServers) -> None:
     torture = NameServerTorture(tmp_path, "PostgreSQL", database_servers.get("postgresql"))
-    go_through(torture, kills=sample_size(share=1, whole=5), losses=sample_size(share=1, whole=6), down_seconds=3.0)
+    check_loss(torture, kills=sample_size(share=1, whole=5), losses=sample_size(share=1, whole=6), down_seconds=3.0)
 
 
 @pytest.mark.soak
 def test_nothing_is_lost_with_name_servers_over_mariadb(tmp_path: Path, database_servers: DatabaseServers) -> None:
     torture = NameServerTorture(tmp_path, "MariaDB", database_servers.get("mariadb"))
-    go_through(torture, kills=5, losses=6, down_seconds=10.0)
+    check_loss(torture, kills=5, losses=6, down_seconds=10.0)
 
 
 @pytest.mark.soak
@@ -150,4 +150,4 @@ def test_another_member_leads_within_ten_seconds_of_a_kill(tmp_path: Path, datab
     torture = NameServerTorture(
         tmp_path, "PostgreSQL, leaders killed", database_servers.get("postgresql"), session_seconds=6.0
     )
-    go_through(torture, kills=30, losses=4, down_seconds=60.0)
+    check_loss(torture, kills=30, losses=4, down_seconds=60.0)

@@ -114,7 +114,7 @@ class Trouble:
         time.sleep(PAUSE * self._rng.uniform(0.0, 1.0))
 
 
-def go_through(folder: Path, name: str, count: int, happen: Callable[[Trouble], None]) -> None:
+def check_loss(folder: Path, name: str, count: int, happen: Callable[[Trouble], None]) -> None:
     """A load of every kind, and some trouble again and again; then everything must be there, once and in order."""
     rng = random.Random(f"{SEED} {name}")
     ledger = Ledger()
@@ -153,35 +153,35 @@ def go_through(folder: Path, name: str, count: int, happen: Callable[[Trouble], 
 
 @pytest.mark.sampled
 def test_nothing_is_lost_when_leaders_are_killed(tmp_path: Path) -> None:
-    go_through(tmp_path, "leaders killed", sample_size(share=1, whole=30), Trouble.kill_leader)
+    check_loss(tmp_path, "leaders killed", sample_size(share=1, whole=30), Trouble.kill_leader)
 
 
 @pytest.mark.soak
 def test_nothing_is_lost_when_all_members_are_killed_at_once(tmp_path: Path) -> None:
-    go_through(tmp_path, "all killed", 20, Trouble.kill_all)
+    check_loss(tmp_path, "all killed", 20, Trouble.kill_all)
 
 
 @pytest.mark.soak
 def test_nothing_is_lost_when_disks_are_replaced(tmp_path: Path) -> None:
-    go_through(tmp_path / "followers", "disks of followers", 5, Trouble.wipe_follower)
-    go_through(tmp_path / "leaders", "disks of leaders", 5, Trouble.wipe_leader)
+    check_loss(tmp_path / "followers", "disks of followers", 5, Trouble.wipe_follower)
+    check_loss(tmp_path / "leaders", "disks of leaders", 5, Trouble.wipe_leader)
 
 
 @pytest.mark.soak
 def test_nothing_is_lost_when_a_leader_stands_still(tmp_path: Path) -> None:
-    go_through(tmp_path, "leaders frozen", 10, Trouble.freeze_leader)
+    check_loss(tmp_path, "leaders frozen", 10, Trouble.freeze_leader)
 
 
 @pytest.mark.soak
 def test_a_registry_that_is_gone_stops_nobody(tmp_path: Path) -> None:
-    go_through(tmp_path, "registry lost", 5, Trouble.lose_registry)
+    check_loss(tmp_path, "registry lost", 5, Trouble.lose_registry)
 
 
 @pytest.mark.soak
 def test_nothing_is_lost_when_bits_turn_on_disks(tmp_path: Path) -> None:
-    go_through(tmp_path, "bits turned", 200 // _BITS, Trouble.turn_bits)
+    check_loss(tmp_path, "bits turned", 200 // _BITS, Trouble.turn_bits)
 
 
 @pytest.mark.soak
 def test_nothing_is_lost_when_leaders_are_stopped_as_for_an_upgrade(tmp_path: Path) -> None:
-    go_through(tmp_path, "leaders stopped", 10, Trouble.hand_over)
+    check_loss(tmp_path, "leaders stopped", 10, Trouble.hand_over)

@@ -22,9 +22,8 @@ from dmq.storage.files import Buffer
 from dmq.storage.replica import Replica, join
 from dmq.storage.store import Leading, MessageStore
 from dmq.testing import FakeClock, MemoryFiles
+from tests.patience import PATIENCE_S
 from tests.unit.broker.turns import Rig
-
-_PATIENCE_SECONDS = 20.0
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -143,7 +142,7 @@ class LeadingRig(Rig):
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Turns of the loop until something is so."""
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 await asyncio.sleep(0.001)
 

@@ -42,7 +42,7 @@ def is_right(data: bytes, lengths: Sequence[int], rules: BatchRules) -> bool:
     return bool(lengths)
 
 
-def agree(data: bytes, lengths: list[int]) -> None:
+def check_agreement(data: bytes, lengths: list[int]) -> None:
     """Both look at the same bytes, whatever they come in."""
     columns: list[Any] = [tuple(lengths), lengths]
     if all(0 <= length < 1 << 32 for length in lengths):
@@ -66,7 +66,7 @@ def test_any_names_attributes_and_flags(parts: list[tuple[bytes, bytes, bytes, i
         record(raw, app=app, business_id=name, flags=flags & data.draw(st.sampled_from([0, 1, 0x3F, 0xFF])))
         for raw, app, name, flags in parts
     ]
-    agree(b"".join(made), [*map(len, made)])
+    check_agreement(b"".join(made), [*map(len, made)])
 
 
 @pytest.mark.sampled
@@ -84,14 +84,14 @@ def test_any_bytes_of_a_batch_changed_and_any_length(messages: list[Message], da
             st.sampled_from([0, 71, 72, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**70, -1]) | st.integers(0, 500)
         )
     cut = data.draw(st.just(0) | st.integers(0, 90))
-    agree(bytes(changed[: len(changed) - cut]), lengths)
+    check_agreement(bytes(changed[: len(changed) - cut]), lengths)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=400), st.lists(st.integers(0, 2**32 - 1) | st.integers(60, 200), max_size=5))
 def test_any_bytes_at_all(data: bytes, lengths: list[int]) -> None:
-    agree(data, lengths)
-    agree(data, [len(data)])
+    check_agreement(data, lengths)
+    check_agreement(data, [len(data)])
 
 
 @pytest.mark.parametrize("count", [1, 16, 17, 40])

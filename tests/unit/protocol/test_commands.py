@@ -191,11 +191,12 @@ def test_a_hostile_header_is_an_invalid_request(raw: bytes) -> None:
 
 @given(st.sampled_from([*SPECS]), st.binary(max_size=200), st.integers(0, 0xFFFF))
 def test_random_headers_give_errors_of_ours(command: Command, raw: bytes, status: int) -> None:
-    for decode in (decode_request, decode_response):
+    for decode, kind in ((decode_request, SPECS[command].request), (decode_response, SPECS[command].response)):
         try:
-            decode(Frame(Kind.RESPONSE, command, status, 0, 1, raw, b""))
+            found = decode(Frame(Kind.RESPONSE, command, status, 0, 1, raw, b""))
         except DMQError:
-            pass
+            continue
+        assert type(found) is kind
 
 
 @pytest.mark.parametrize(("field", "value"), [("queue", 256), ("count", 0), ("durability", 9), ("producer_id", -1)])

@@ -24,7 +24,7 @@ def drive(work: Coroutine[Any, Any, T]) -> T:
     return value
 
 
-def fails(kind: type[Exception], work: Coroutine[Any, Any, object]) -> None:
+def check_failure(kind: type[Exception], work: Coroutine[Any, Any, object]) -> None:
     with pytest.raises(kind):
         work.send(None)
 
@@ -51,7 +51,7 @@ def other(registry: MemoryRegistry) -> MemoryClient:
 
 def test_an_unanswered_write_is_carried_out(client: MemoryClient, other: MemoryClient) -> None:
     client.fates.append(Fate.UNANSWERED)
-    fails(WriteUnknown, client.write([Create("/a", b"", ephemeral=True)]))
+    check_failure(WriteUnknown, client.write([Create("/a", b"", ephemeral=True)]))
     assert drive(other.read("/a")) == Entry("/a", b"", 0, client.session)
     assert client.deadline < 0, "only an answered write moves the deadline"
 
@@ -59,12 +59,12 @@ def test_an_unanswered_write_is_carried_out(client: MemoryClient, other: MemoryC
 def test_an_unanswered_conflict_is_not_told(client: MemoryClient) -> None:
     drive(client.write([Create("/a", b"")]))
     client.fates.append(Fate.UNANSWERED)
-    fails(WriteUnknown, client.write([Create("/a", b"")]))
+    check_failure(WriteUnknown, client.write([Create("/a", b"")]))
 
 
 def test_a_lost_write_is_never_carried_out(registry: MemoryRegistry, client: MemoryClient, other: MemoryClient) -> None:
     client.fates.append(Fate.LOST)
-    fails(WriteUnknown, client.write([Create("/a", b"")]))
+    check_failure(WriteUnknown, client.write([Create("/a", b"")]))
     assert registry.land_late() == 0
     drive(client.write([Create("/b", b"")]))
     assert drive(other.read("/a")) is None
@@ -72,7 +72,7 @@ def test_a_lost_write_is_never_carried_out(registry: MemoryRegistry, client: Mem
 
 def test_no_read_settles_a_late_write(registry: MemoryRegistry, client: MemoryClient, other: MemoryClient) -> None:
     client.fates.append(Fate.LATE)
-    fails(WriteUnknown, client.write([Create("/a", b"")]))
+    check_failure(WriteUnknown, client.write([Create("/a", b"")]))
     for _ in range(10):
         assert drive(client.read("/a")) is None
     assert registry.land_late() == 1
@@ -87,11 +87,11 @@ def test_an_answered_write_settles_those_before_it(answer: str) -> None:
         client = registry.connect(beats=False)
         drive(client.write([Create("/there", b"")]))
         client.fates.append(Fate.LATE)
-        fails(WriteUnknown, client.write([Create("/a", b"")]))
+        check_failure(WriteUnknown, client.write([Create("/a", b"")]))
         if answer == "success":
             drive(client.write([Create("/b", b"")]))
         else:
-            fails(RegistryConflict, client.write([Create("/there", b"")]))
+            check_failure(RegistryConflict, client.write([Create("/there", b"")]))
         found = drive(client.read("/a"))
         assert registry.land_late() == 0
         assert drive(client.read("/a")) == found
@@ -103,7 +103,7 @@ def test_a_late_write_of_another_client_stays_late(
     registry: MemoryRegistry, client: MemoryClient, other: MemoryClient
 ) -> None:
     client.fates.append(Fate.LATE)
-    fails(WriteUnknown, client.write([Create("/a", b"1")]))
+    check_failure(WriteUnknown, client.write([Create("/a", b"1")]))
     drive(other.write([Create("/b", b"")]))
     assert drive(other.read("/a")) is None
     registry.land_late()
@@ -115,7 +115,7 @@ def test_a_late_write_that_no_longer_applies_changes_nothing(
 ) -> None:
     drive(client.write([Create("/a", b"0")]))
     client.fates.append(Fate.LATE)
-    fails(WriteUnknown, client.write([Put("/a", b"late", 0), Create("/b", b"")]))
+    check_failure(WriteUnknown, client.write([Put("/a", b"late", 0), Create("/b", b"")]))
     drive(other.write([Put("/a", b"other", 0)]))
     assert registry.land_late() == 0
     assert drive(other.read("/a")) == Entry("/a", b"other", 1)
@@ -126,7 +126,7 @@ def test_a_late_write_whose_session_is_over_is_refused(
     registry: MemoryRegistry, client: MemoryClient, other: MemoryClient
 ) -> None:
     client.fates.append(Fate.LATE)
-    fails(WriteUnknown, client.write([Create("/a", b"")]))
+    check_failure(WriteUnknown, client.write([Create("/a", b"")]))
     registry.expire(client.session)
     assert registry.land_late() == 0
     assert drive(other.read("/a")) is None
@@ -143,7 +143,7 @@ def test_a_session_ends_when_its_client_was_not_heard_for_so_long(
         assert drive(other.read("/e")) is not None
     clock.suspend(registry.session_seconds)
     assert drive(other.read("/e")) is None
-    fails(SessionExpired, client.write([Create("/f", b"")]))
+    check_failure(SessionExpired, client.write([Create("/f", b"")]))
     assert client.session not in (0, session)
     assert drive(other.read("/f")) is None
     drive(client.write([Create("/f", b"")]))
@@ -163,10 +163,10 @@ def test_a_cut_client_learns_of_it_by_a_write_without_an_answer(client: MemoryCl
     watch = client.watch("/")
     assert watch.take() == ((), True)
     client.cut()
-    fails(WriteUnknown, client.write([Create("/a", b"")]))
-    fails(RegistryDown, client.write([Create("/a", b"")]))
-    fails(RegistryDown, client.read("/a"))
-    fails(RegistryDown, client.children("/"))
+    check_failure(WriteUnknown, client.write([Create("/a", b"")]))
+    check_failure(RegistryDown, client.write([Create("/a", b"")]))
+    check_failure(RegistryDown, client.read("/a"))
+    check_failure(RegistryDown, client.children("/"))
     drive(other.write([Create("/b", b"")]))
     assert watch.take() is None
     client.mend()
@@ -199,7 +199,7 @@ def test_a_closed_client_is_closed_for_good(client: MemoryClient, other: MemoryC
     drive(client.close())
     drive(client.close())
     assert drive(other.read("/e")) is None
-    fails(RegistryDown, client.write([Delete("/e", None)]))
+    check_failure(RegistryDown, client.write([Delete("/e", None)]))
     client.beat()
     assert client.session == 0
 

@@ -79,7 +79,9 @@ def test_a_write_renews_its_session(store: SqlStore, clock: FakeClock) -> None:
     session = store.open_session(0, "a")
     for number in range(1, 20):
         pass_time(store, clock, 2)
-        store.write(session, number, [Create(f"/{number}", b"")])
+        store.write(session, number, [Create(f"/{number}", b"", ephemeral=True)])
+    assert len(store.children("/", "", 100).entries) == 19
+    assert store.open_session(session, "a") == session
 
 
 def test_after_an_outage_every_session_has_a_full_term(store: SqlStore, clock: FakeClock) -> None:

@@ -27,6 +27,7 @@ from dmq.storage.group_commit import GroupCommit
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
+from tests.patience import PATIENCE_S
 
 STORED, FLUSHED = Durability.STORED, Durability.FLUSHED
 SETTINGS = StoreSettings(segment_bytes=1 << 20, unit_bytes_max=8 << 10, body_bytes_max=4 << 10)
@@ -287,13 +288,13 @@ def test_upkeep_is_done_under_load_too() -> None:
 
 def test_a_function_is_called_between_two_commits(bench: Bench) -> None:
     bench.commit.submit(batch(b"one"))
-    assert bench.commit.call(lambda: bench.store.queries.bounds("t", 0)).result(10) == (0, 1)
+    assert bench.commit.call(lambda: bench.store.queries.bounds("t", 0)).result(PATIENCE_S) == (0, 1)
 
 
 def test_what_a_function_raises_is_the_caller_s_and_the_store_goes_on(bench: Bench) -> None:
     with pytest.raises(UnknownTopic):
-        bench.commit.call(lambda: bench.store.queries.topic("nowhere")).result(10)
-    assert bench.commit.submit(batch(b"one")).result(10).first_offset == 0
+        bench.commit.call(lambda: bench.store.queries.topic("nowhere")).result(PATIENCE_S)
+    assert bench.commit.submit(batch(b"one")).result(PATIENCE_S).first_offset == 0
 
 
 def test_functions_are_called_before_the_close_and_refused_after(bench: Bench) -> None:
@@ -301,7 +302,7 @@ def test_functions_are_called_before_the_close_and_refused_after(bench: Bench) -
         future = bench.commit.call(lambda: 7)
         closing = threading.Thread(target=bench.commit.close)
         closing.start()
-    closing.join(10)
+    closing.join(PATIENCE_S)
     assert future.result(0) == 7
     with pytest.raises(StoreClosed):
         bench.commit.call(lambda: 8)
@@ -312,5 +313,5 @@ def test_those_who_asked_are_told_in_the_order_of_the_queue(bench: Bench) -> Non
     with bench.owner_busy():
         for number in range(20):
             bench.commit.submit(batch(b"%d" % number), on_done=lambda done: told.append(done.result().first_offset))
-    bench.commit.submit(batch(b"last")).result(10)
+    bench.commit.submit(batch(b"last")).result(PATIENCE_S)
     assert told == [*range(20)]

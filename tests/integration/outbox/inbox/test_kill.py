@@ -57,10 +57,10 @@ def test_a_killed_consumer_leaves_every_message_its_one_effect_and_its_result(
     broker: TestBroker, database_servers: DatabaseServers, tmp_path: Path, point: str, kind: str
 ) -> None:
     with disposed(open_database(url_of(kind, database_servers, tmp_path))) as engine:
-        _kill_and_start_again(broker, engine, point)
+        _check_effects_of_a_kill(broker, engine, point)
 
 
-def _kill_and_start_again(broker: TestBroker, engine: Engine, point: str) -> None:
+def _check_effects_of_a_kill(broker: TestBroker, engine: Engine, point: str) -> None:
     client = broker.connect()
     sent = [outgoing(f"{'no' if n % 4 == 0 else 'yes'} {n}") for n in range(20)]
     client.producer().send_many("orders", sent)

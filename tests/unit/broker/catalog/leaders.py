@@ -35,10 +35,10 @@ from dmq.settings import BrokerSettings, Settings
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.replica import join
 from dmq.testing import FakeClock, MemoryFiles
+from tests.patience import PATIENCE_S
 from tests.unit.broker.leading import FollowersFace, LeadingRig, SaidLeadership
 
 PATHS = Paths()
-_PATIENCE_SECONDS = 20.0
 
 
 class ShardLeader:
@@ -195,7 +195,7 @@ class Leaders:
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Turns of the loop until something is so."""
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 await asyncio.sleep(0.001)
 

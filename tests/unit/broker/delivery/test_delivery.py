@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -15,9 +14,8 @@ from dmq.broker.delivery.waiters import Demand, Handed
 from dmq.protocol import Command, Kind, Status, decode_request, one_way_head, request_head
 from dmq.protocol.consume import Outcome, Push, Settle, Settlement, Subscribe
 from dmq.storage.state.events import KeyPut, Settled
+from tests.patience import eventually_async
 from tests.unit.broker.turns import Peer, Rig, running
-
-PATIENCE = 20.0
 
 
 def in_a_broker(test: Callable[[Rig], Awaitable[None]]) -> None:
@@ -28,18 +26,11 @@ def in_a_broker(test: Callable[[Rig], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-async def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline, "it never happened"
-        await asyncio.sleep(0.001)
-
-
 async def subscribed(rig: Rig) -> Peer:
     """A peer that consumes `orders` and also sends."""
     (peer,) = await rig.connect(1)
     peer.feed(request_head(Command.SUBSCRIBE, Subscribe(1, "orders", "billing", prefetch_messages=100), 900))
-    await until(lambda: peer.wire.frames)
+    await eventually_async(lambda: peer.wire.frames)
     await rig.settle()
     peer.wire.frames.clear()
     return peer
@@ -59,7 +50,7 @@ def test_the_answer_to_a_send_and_the_push_it_causes_leave_in_one_write() -> Non
         peer = await subscribed(rig)
         peer.wire.writes = 0
         peer.send([b"a"])
-        await until(lambda: peer.wire.frames)
+        await eventually_async(lambda: peer.wire.frames)
         assert len(peer.wire.frames) == 2
         assert len(pushes(peer)) == 1
         assert peer.wire.writes == 1
@@ -77,7 +68,7 @@ def test_a_push_leaves_before_the_answer_to_its_producer() -> None:
             lambda: written.append("answer"),
         )
         producer.send([b"a"])
-        await until(lambda: len(written) == 2)
+        await eventually_async(lambda: len(written) == 2)
         assert written == ["push", "answer"]
 
     in_a_broker(run)
@@ -89,7 +80,7 @@ def test_acks_are_written_together_and_no_message_waits_for_them(monkeypatch: py
     async def run(rig: Rig) -> None:
         peer = await subscribed(rig)
         peer.send([b"a", b"b", b"c"])
-        await until(lambda: pushes(peer))
+        await eventually_async(lambda: pushes(peer))
         (lease,) = pushes(peer)[0].leases
         units = rig.broker.writer.units
         for index in range(3):
@@ -97,7 +88,7 @@ def test_acks_are_written_together_and_no_message_waits_for_them(monkeypatch: py
                 one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset + index, 1, lease.queue))
             )
         peer.send([b"d"], sequence=3)
-        await until(lambda: len(pushes(peer)) == 2)
+        await eventually_async(lambda: len(pushes(peer)) == 2)
         assert rig.broker.writer.units == units + 1
         position = rig.store.queries.position("billing", "orders", lease.queue)
         assert position is None or position.floor == lease.first_offset
@@ -115,7 +106,7 @@ def test_an_ack_asks_nobody_unless_there_is_something_to_hand_out(monkeypatch: p
     async def run(rig: Rig) -> None:
         (peer,) = await rig.connect(1)
         peer.feed(request_head(Command.SUBSCRIBE, Subscribe(1, "orders", "billing", prefetch_messages=2, batch=2), 900))
-        await until(lambda: peer.wire.frames)
+        await eventually_async(lambda: peer.wire.frames)
         await rig.settle()
         peer.wire.frames.clear()
         asked: list[Demand] = []
@@ -127,7 +118,7 @@ def test_an_ack_asks_nobody_unless_there_is_something_to_hand_out(monkeypatch: p
 
         monkeypatch.setattr(Channel, "hand_out", counted)
         peer.send([b"a", b"b"])
-        await until(lambda: pushes(peer))
+        await eventually_async(lambda: pushes(peer))
         await rig.settle()
         assert len(asked) == 1, "what was handed out was all there is"
         peer.send([b"c"], sequence=2)
@@ -135,7 +126,7 @@ def test_an_ack_asks_nobody_unless_there_is_something_to_hand_out(monkeypatch: p
         assert len(asked) == 1, "nobody has credit"
         (lease,) = pushes(peer)[0].leases
         peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)))
-        await until(lambda: len(pushes(peer)) == 2)
+        await eventually_async(lambda: len(pushes(peer)) == 2)
         (third,) = pushes(peer)[1].leases
         await rig.settle()
         assert len(asked) == 2
@@ -162,7 +153,7 @@ def test_time_is_looked_at_only_where_something_is_out(monkeypatch: pytest.Monke
         channel.tick(0)
         assert not looked
         peer.send([b"a"])
-        await until(lambda: pushes(peer))
+        await eventually_async(lambda: pushes(peer))
         (lease,) = pushes(peer)[0].leases
         looked.clear()
         channel.tick(0)
@@ -180,7 +171,7 @@ def test_acks_that_nothing_follows_are_written_soon() -> None:
     async def run(rig: Rig) -> None:
         peer = await subscribed(rig)
         peer.send([b"a"])
-        await until(lambda: pushes(peer))
+        await eventually_async(lambda: pushes(peer))
         (lease,) = pushes(peer)[0].leases
         peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)))
 
@@ -188,7 +179,7 @@ def test_acks_that_nothing_follows_are_written_soon() -> None:
             position = rig.store.queries.position("billing", "orders", lease.queue)
             return position is not None and position.floor == lease.end_offset
 
-        await until(is_written)
+        await eventually_async(is_written)
 
     in_a_broker(run)
 
@@ -197,7 +188,7 @@ def test_an_ack_that_somebody_waits_for_is_written_in_its_turn() -> None:
     async def run(rig: Rig) -> None:
         peer = await subscribed(rig)
         peer.send([b"a"])
-        await until(lambda: pushes(peer))
+        await eventually_async(lambda: pushes(peer))
         (lease,) = pushes(peer)[0].leases
         units = rig.broker.writer.units
         said = ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)
@@ -213,14 +204,14 @@ def test_an_ack_that_comes_after_the_end_is_refused_and_no_error(caplog: pytest.
     async def run(rig: Rig) -> None:
         peer = await subscribed(rig)
         peer.send([b"a"])
-        await until(lambda: pushes(peer))
+        await eventually_async(lambda: pushes(peer))
         (lease,) = pushes(peer)[0].leases
         await rig.broker.stop(0.0)
         peer.wire.frames.clear()
         said = ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)
         peer.feed(one_way_head(Command.SETTLE, said))
         peer.feed(request_head(Command.SETTLE, said, 901))
-        await until(lambda: peer.wire.frames)
+        await eventually_async(lambda: peer.wire.frames)
         assert peer.answers() == [Status.BROKER_STOPPING]
         rig.broker.writer.write_lazily([Settled("billing", 16, 0, 0, 1)])
         rig.broker.writer.write_soon([Settled("billing", 16, 0, 0, 1)])
@@ -237,7 +228,7 @@ def test_acks_that_come_while_the_broker_closes_are_written() -> None:
     async def run(rig: Rig) -> None:
         peer = await subscribed(rig)
         peer.send([b"a", b"b"])
-        await until(lambda: pushes(peer))
+        await eventually_async(lambda: pushes(peer))
         (lease,) = pushes(peer)[0].leases
         peer.feed(one_way_head(Command.SETTLE, ack(lease.lease, lease.epoch, lease.first_offset, 1, lease.queue)))
         closing = asyncio.ensure_future(rig.broker.writer.close())

@@ -209,7 +209,7 @@ def told(rig: Rig) -> dict[str, Any]:
     }
 
 
-async def both(turns: list[tuple[list[Send | Do], bool]], *, now: bool = False) -> list[Rig]:
+async def check_both(turns: list[tuple[list[Send | Do], bool]], *, now: bool = False) -> list[Rig]:
     """The same requests on both ways; after each turn everything must be the same.
 
     Parameters:
@@ -316,7 +316,7 @@ def run(test: Callable[[], Awaitable[Any]]) -> Any:
 @example([([Do("full"), *[Send(peer=p, producer=1 + p) for p in range(PEERS)]], True), ([Do("space"), Send()], True)])
 @example([([Do("fail"), *[Send(peer=p, producer=1 + p) for p in range(PEERS)]], True), ([Send()], True)])
 def test_both_ways_give_the_same(turns: list[tuple[list[Send | Do], bool]]) -> None:
-    run(lambda: both(turns))
+    run(lambda: check_both(turns))
 
 
 @settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
@@ -326,7 +326,7 @@ def test_both_ways_give_the_same(turns: list[tuple[list[Send | Do], bool]]) -> N
 @example([([Do("full"), Send()], True), ([Do("space"), Send()], True), ([Do("fail"), Send()], True), ([Send()], True)])
 @example([([Send()], True), ([Send(step=-1)], True), ([Send(epoch=1)], True), ([Send()], True)])
 def test_what_is_written_as_it_comes_is_the_same(turns: list[tuple[list[Send | Do], bool]]) -> None:
-    run(lambda: both(turns, now=True))
+    run(lambda: check_both(turns, now=True))
 
 
 def test_messages_that_come_one_by_one_soon_need_no_turn_and_those_that_come_together_do() -> None:
@@ -360,7 +360,7 @@ def test_messages_that_come_one_by_one_soon_need_no_turn_and_those_that_come_tog
 def test_plain_messages_of_a_turn_take_the_straight_path_in_one_unit() -> None:
     async def test() -> None:
         sends: list[Send | Do] = [Send(peer=peer, producer=1 + peer, queue=peer % 2) for peer in range(PEERS)]
-        one, _ = await both([(sends, True), (sends, True)])
+        one, _ = await check_both([(sends, True), (sends, True)])
         assert one.broker.straight.taken == 2 * PEERS
         assert not any(one.broker.straight.left.values())
 
@@ -373,7 +373,7 @@ def test_what_takes_the_general_way_is_counted_by_its_reason() -> None:
             ([Send(odd=odd)], True) for odd in ("field", "previous", "ttl", "keys")
         ]
         again: list[tuple[list[Send | Do], bool]] = [([Send()], True), ([Send(step=-1)], True)]
-        one, _ = await both([*odd, *again, ([Do("event"), Send()], True), ([Send(topic="no")], True)])
+        one, _ = await check_both([*odd, *again, ([Do("event"), Send()], True), ([Send(topic="no")], True)])
         left = {reason: count for reason, count in one.broker.straight.left.items() if count}
         assert left == {"header": 1, "order": 1, "special": 1, "batch": 1, "resend": 1, "mixed": 1, "refused": 1}
         assert one.broker.straight.taken == 1
@@ -385,7 +385,7 @@ def test_what_takes_the_general_way_is_counted_by_its_reason() -> None:
 def test_a_segment_ends_on_both_ways_at_the_same_message() -> None:
     async def test() -> None:
         send = Send(messages=(Message(b"z" * (4000 - HEADER_BYTES)),))
-        one, _ = await both([([send], True)] * 40)
+        one, _ = await check_both([([send], True)] * 40)
         assert one.broker.straight.left["segment"] == 2
         assert one.broker.straight.taken == 38
 

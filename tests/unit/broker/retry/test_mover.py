@@ -42,10 +42,10 @@ class Life:
 @settings(max_examples=15)
 def test_messages_live_as_the_rules_say(seed: int) -> None:
     """J-05, R-13."""
-    asyncio.run(live(random.Random(seed)))
+    asyncio.run(check_life(random.Random(seed)))
 
 
-async def live(rng: random.Random) -> None:
+async def check_life(rng: random.Random) -> None:
     failing = Failing(MemoryFiles(), FakeClock())
     failing.begin()
     member = failing.join()

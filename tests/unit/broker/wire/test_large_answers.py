@@ -19,9 +19,9 @@ from dmq.protocol.header import LIST_MAX, encode_header
 from dmq.protocol.produce import TransactionEnd, TransactionEndReply, TransactionOutcome, TransactionRefusal
 from dmq.records import encode_batch
 from dmq.storage.journal.unit_draft import Batch
+from tests.patience import PATIENCE_S
 from tests.unit.broker.turns import Peer, Rig, running
 
-PATIENCE = 30.0
 MANY = 9000  # with their texts they would not fit
 
 
@@ -34,7 +34,7 @@ def in_a_broker(test: Callable[[Rig, Peer], Awaitable[None]]) -> None:
 
 
 async def answered(peer: Peer) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE_S
     while not peer.wire.frames:
         assert time.monotonic() < deadline, "it was never answered"
         await asyncio.sleep(0.001)

@@ -33,7 +33,7 @@ IPV4 = bytes(10) + b"\xff\xff\x0a\x00\x00\x07"
 IPV6 = bytes.fromhex("20010db8000000000000000000000001")
 
 
-def compare(body: bytes) -> None:
+def check_fields(body: bytes) -> None:
     """Every column of every record, and every event, against the plain decoder."""
     rows = decode_units(body, columns=ALL)
     messages: list[dict[str, Any]] = []
@@ -89,7 +89,7 @@ def test_every_field_is_what_the_plain_decoder_finds(parts: list[list[Message]],
         store.append(part)
     store.set_position("billing", "orders", 0, 1)
     move_all(store, "paid")
-    compare(journal(store))
+    check_fields(journal(store))
 
 
 def test_a_batch_of_equal_records_and_one_of_every_size() -> None:
@@ -107,7 +107,7 @@ def test_a_batch_of_equal_records_and_one_of_every_size() -> None:
         for i in range(300)
     ]
     store.append([batch_of(mixed, first_sequence=500, queue=1)])
-    compare(journal(store))
+    check_fields(journal(store))
 
 
 def test_compressed_bodies_come_out_as_they_were_sent_beside_plain_ones() -> None:
@@ -116,7 +116,7 @@ def test_compressed_bodies_come_out_as_they_were_sent_beside_plain_ones() -> Non
     store.append([batch_of([Message(body) for body in bodies], compressor=Compressor("zstd"))])
     store.append([batch_of([Message(b"abc" * 500)] * 3, first_sequence=500, compressor=Compressor("lz4"))])
     body = journal(store)
-    compare(body)
+    check_fields(body)
     batch = message_batch(decode_units(body, columns=("body",)), ("body",))
     assert batch.column("body").to_pylist() == [*bodies, *[b"abc" * 500] * 3]
 
@@ -128,7 +128,7 @@ def test_a_moved_record_keeps_the_id_and_the_send_time_it_had_first() -> None:
     move_all(store, "%RETRY%billing", **retried)
     move_all(store, "%DLQ%", group="billing", attempt=16, reason="no", reason_code=DeadReason.REJECTED)
     body = journal(store)
-    compare(body)
+    check_fields(body)
     copies = copy_batch(decode_units(body, columns=COPY_COLUMNS))
     assert copies.num_rows == 80
     first, last = copies.slice(0, 1).to_pylist()[0], copies.slice(79, 1).to_pylist()[0]
@@ -143,7 +143,7 @@ def test_attempts_before_a_dead_letter_was_resent_count_as_the_consumer_sees_the
     move_all(store, "%RETRY%billing", group="billing", attempts_before=3, attempt=2)
     move_all(store, "%DLQ%", group="billing", attempts_before=3, attempt=6, reason_code=DeadReason.REJECTED)
     body = journal(store)
-    compare(body)
+    check_fields(body)
     copies = copy_batch(decode_units(body, columns=COPY_COLUMNS), ("attempt",))
     assert copies.column("attempt").to_pylist() == [3, 5, 6]
 

@@ -32,7 +32,7 @@ def run(story: Story, *, asked: str = "a", content: ShardContent | None = None, 
     asyncio.run(told())
 
 
-async def refused(work: Awaitable[Any], kind: type[DMQError], words: str) -> None:
+async def check_refusal(work: Awaitable[Any], kind: type[DMQError], words: str) -> None:
     with pytest.raises(kind, match=re.escape(words)):
         await work
 
@@ -46,7 +46,7 @@ def test_any_member_tells_of_all_members() -> None:
         assert (view.name, view.leader, [one.name for one in view.members]) == ("s1", "a", ["a", "b", "c"])
         assert {address for address, _ in scene.asked_at} == {"a:9613", "c:9613"}
         assert {asked.cluster for _, asked in scene.asked_at} == {CLUSTER}
-        await refused(scene.operations.shard("s9"), UnknownEntry, "there is no shard 's9': those there are: s1")
+        await check_refusal(scene.operations.shard("s9"), UnknownEntry, "there is no shard 's9': those there are: s1")
 
     run(story, asked="b")
 
@@ -107,7 +107,7 @@ def test_while_the_registry_is_down_the_shard_is_shown_as_it_was_known_last() ->
             scene.operations.change("s1", RecordChange(replicas=4), by="me"),
             scene.operations.promote("", "b", accept_loss=True, by="me"),
         ):
-            await refused(work, RegistryDown, "this needs the registry, and ")
+            await check_refusal(work, RegistryDown, "this needs the registry, and ")
 
     run(story)
 
@@ -185,7 +185,7 @@ def test_a_registry_that_goes_away_in_the_middle_leaves_it_open_and_says_so() ->
 
         scene.client.write = cut  # type: ignore[method-assign]
         change = scene.operations.change("s1", RecordChange(replicas=4), by="me")
-        await refused(change, WriteUnknown, "whether the change took place is not known")
+        await check_refusal(change, WriteUnknown, "whether the change took place is not known")
 
     run(story)
 
@@ -201,7 +201,7 @@ def test_a_registry_that_goes_away_in_the_middle_leaves_it_open_and_says_so() ->
 )
 def test_a_change_that_makes_no_sense_is_refused(change: RecordChange, kind: type[DMQError], words: str) -> None:
     async def story(scene: ShardScene) -> None:
-        await refused(scene.operations.change("s1", change, by="me"), kind, words)
+        await check_refusal(scene.operations.change("s1", change, by="me"), kind, words)
         assert await scene.record() == record()
 
     run(story)
@@ -216,7 +216,7 @@ def test_a_member_that_is_gone_for_good_is_removed_but_never_below_the_least() -
         assert hex_id(C) not in now.lives
         await scene.others.write([Delete(PATHS.node("b"), None)])
         remove = scene.operations.change("s1", RecordChange(remove="b"), by="me")
-        await refused(remove, ShardConflict, "the in-sync set would have 1 members, and min_in_sync is 2")
+        await check_refusal(remove, ShardConflict, "the in-sync set would have 1 members, and min_in_sync is 2")
         done = await scene.operations.change("s1", RecordChange(min_in_sync=1, remove="b"), by="me")
         assert done.shard.record.in_sync == [hex_id(A)]
         assert done.what == "min_in_sync is 1, replicas is 3, b is no member any more"
@@ -227,7 +227,9 @@ def test_a_member_that_is_gone_for_good_is_removed_but_never_below_the_least() -
 def test_an_old_copy_of_the_registry_is_not_changed() -> None:
     async def story(scene: ShardScene) -> None:
         scene.said["b"] = reply("b", revision=6)
-        await refused(scene.operations.change("s1", RecordChange(replicas=4), by="me"), ShardConflict, "an old copy")
+        await check_refusal(
+            scene.operations.change("s1", RecordChange(replicas=4), by="me"), ShardConflict, "an old copy"
+        )
 
     run(story)
 
@@ -288,7 +290,7 @@ def test_a_member_of_the_set_needs_no_promotion() -> None:
     async def story(scene: ShardScene) -> None:
         scene.said = {"b": reply("b", role="waiting", obstacle="its tail was cut")}
         promotion = scene.operations.promote("s1", "b", accept_loss=False, by="me")
-        await refused(promotion, ShardConflict, "it does not lead yet, since its tail was cut")
+        await check_refusal(promotion, ShardConflict, "it does not lead yet, since its tail was cut")
 
     run(story, asked="b", leader=None, nodes="b")
 
@@ -306,7 +308,7 @@ def test_who_cannot_be_promoted(member: str, leader: str | None, nodes: str, wor
     async def story(scene: ShardScene) -> None:
         if leader is None:
             scene.said = {"b": reply("b", role="waiting")}
-        await refused(scene.operations.promote("s1", member, accept_loss=True, by="me"), ShardConflict, words)
+        await check_refusal(scene.operations.promote("s1", member, accept_loss=True, by="me"), ShardConflict, words)
         assert await scene.record() == record()
 
     run(story, asked="b", leader=leader, nodes=nodes)
@@ -314,7 +316,9 @@ def test_who_cannot_be_promoted(member: str, leader: str | None, nodes: str, wor
 
 def test_a_leader_that_serves_by_promises_alone_is_not_passed_over() -> None:
     async def story(scene: ShardScene) -> None:
-        await refused(scene.operations.promote("s1", "b", accept_loss=True, by="me"), ShardConflict, "a leads shard s1")
+        await check_refusal(
+            scene.operations.promote("s1", "b", accept_loss=True, by="me"), ShardConflict, "a leads shard s1"
+        )
 
     run(story, asked="b", leader=None)
 
@@ -331,7 +335,9 @@ def test_a_leader_that_comes_in_between_stops_a_promotion() -> None:
             return await write(operations)
 
         scene.client.write = late  # type: ignore[method-assign]
-        await refused(scene.operations.promote("s1", "b", accept_loss=True, by="me"), ShardConflict, "a leads shard s1")
+        await check_refusal(
+            scene.operations.promote("s1", "b", accept_loss=True, by="me"), ShardConflict, "a leads shard s1"
+        )
         assert (await scene.record()).unsafe == 0
 
     run(story, asked="b", content=LOST, leader=None, nodes="ab")
@@ -340,9 +346,9 @@ def test_a_leader_that_comes_in_between_stops_a_promotion() -> None:
 def test_nobody_knows_a_member_that_is_not_there() -> None:
     async def story(scene: ShardScene) -> None:
         promotion = scene.operations.promote("", "x", accept_loss=True, by="me")
-        await refused(promotion, UnknownEntry, "no shard has a member 'x'")
+        await check_refusal(promotion, UnknownEntry, "no shard has a member 'x'")
         promotion = scene.operations.promote("s1", "x", accept_loss=True, by="me")
-        await refused(promotion, UnknownEntry, "shard s1 has no member 'x': those it has: a, b, c")
+        await check_refusal(promotion, UnknownEntry, "shard s1 has no member 'x': those it has: a, b, c")
 
     run(story)
 
@@ -370,15 +376,15 @@ def test_the_leader_hands_over() -> None:
 )
 def test_who_cannot_take_over(to: str, kind: type[DMQError], words: str) -> None:
     async def story(scene: ShardScene) -> None:
-        await refused(scene.operations.hand_over("s1", to, by="me"), kind, words)
+        await check_refusal(scene.operations.hand_over("s1", to, by="me"), kind, words)
 
     run(story)
 
 
 def test_who_is_not_in_sync_or_does_not_run_cannot_take_over() -> None:
     async def story(scene: ShardScene) -> None:
-        await refused(scene.operations.hand_over("s1", "b", by="me"), ShardConflict, "it is not in sync")
-        await refused(scene.operations.hand_over("s1", "c", by="me"), ShardConflict, "it does not run")
+        await check_refusal(scene.operations.hand_over("s1", "b", by="me"), ShardConflict, "it is not in sync")
+        await check_refusal(scene.operations.hand_over("s1", "c", by="me"), ShardConflict, "it does not run")
         assert scene.member.handed_to == []
 
     run(story, content=record(in_sync=[hex_id(A), hex_id(C)]), nodes="ab")
@@ -392,7 +398,7 @@ def test_a_follower_names_the_leader_and_a_shard_without_one_says_so() -> None:
 
     async def nobody(scene: ShardScene) -> None:
         scene.said = {"b": reply("b", role="waiting")}
-        await refused(scene.operations.hand_over("", "", by="me"), ShardConflict, "shard s1 has no leader")
+        await check_refusal(scene.operations.hand_over("", "", by="me"), ShardConflict, "shard s1 has no leader")
 
     run(follower, asked="b")
     run(nobody, asked="b", leader=None)

@@ -23,6 +23,7 @@ from dmq.storage.files import Buffer
 from dmq.storage.replica import Replica, join
 from dmq.storage.store import Leading, MessageStore
 from dmq.testing import FakeClock, MemoryFiles
+from tests.patience import PATIENCE_S
 
 T = TypeVar("T")
 QUICK_FLUSHES = 40  # after so many a disk has shown that it is quick
@@ -120,7 +121,7 @@ class IntakeRig:
         for _ in range(units):
             self.write()
             self.push()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while not self.confirmed or self.confirmed[-1][0].flushed < self.store.queries.end:
                     await asyncio.sleep(0)
 
