@@ -46,19 +46,25 @@ class Standpoint(NamedTuple):
 class Pace:
     """How fast segments are read for followers while the leader writes; one for all of its followers.
 
-    What always holds: a leader that writes nothing is not held back; one that writes leaves followers more than it
-    writes, or they would never get level.
+    The more the leader writes, the less it reads for others: they share its loop, and on a test machine its disk. A
+    follower that is not level after a while gets more than the leader writes, whatever that costs.
+
+    What always holds: a leader that writes nothing is not held back; no follower stays behind for ever.
     """
 
-    BYTES_A_SECOND: Final = 32 << 20  # at least
-    TIMES: Final = 1.25  # what the leader writes itself
+    BYTES_A_SECOND: Final = 128 << 20  # while next to nothing is written; with each byte written, four fewer
+    _GIVEN_WAY: Final = 4
+    BYTES_A_SECOND_MIN: Final = 24 << 20
+    PATIENT_SECONDS: Final = 60.0
+    TIMES: Final = 1.25  # what the leader writes itself, for a follower that was behind for so long
+    _LEVEL_SECONDS: Final = 5.0  # without a read: nobody is behind
     _LOOK_SECONDS: Final = 0.5
 
     def __init__(self) -> None:
         self._at = float("-inf")
         self._end = 0
         self._rate = 0.0
-        self._free_at = float("-inf")
+        self._free_at = self._spent_at = self._behind_since = float("-inf")
 
     def wrote(self, end: int, now: float) -> None:
         """The leader's journal goes so far."""
@@ -68,15 +74,26 @@ class Pace:
             self._rate = rate if self._at == float("-inf") else (self._rate + rate) / 2
             self._at, self._end = now, end
 
+    @property
+    def read_bytes(self) -> int:
+        """How much is read at a time: less while the leader writes, which then waits less for it."""
+        return READ_BYTES if self._rate < 1.0 else READ_BYTES // 4
+
     def delay(self, now: float) -> float:
         """How long to wait before the next read."""
         return max(0.0, self._free_at - now)
 
     def spend(self, size: int, now: float) -> None:
         """So much is about to be read."""
+        start = max(self._free_at, now)
+        if start - self._spent_at >= self._LEVEL_SECONDS:
+            self._behind_since = start
+        self._spent_at = start
         if self._rate >= 1.0:
-            limit = max(self.BYTES_A_SECOND, self.TIMES * self._rate)
-            self._free_at = max(self._free_at, now) + size / limit
+            limit = max(self.BYTES_A_SECOND_MIN, self.BYTES_A_SECOND - self._GIVEN_WAY * self._rate)
+            if start - self._behind_since >= self.PATIENT_SECONDS:
+                limit = max(limit, self.TIMES * self._rate)
+            self._free_at = start + size / limit
 
 
 class Piece(NamedTuple):
@@ -132,6 +149,9 @@ class Feed:
         before: of the unit that ends there; None if that is not known.
         pace, tail: of the leader, for all of its followers.
         reads_ahead: the owner carries out `reading`; without it, the disk is read where it is needed.
+
+    Attributes:
+        next_offset: where the next frame begins.
     """
 
     def __init__(
@@ -148,7 +168,7 @@ class Feed:
         self._pace = pace
         self._tail = tail or Tail(store)
         self._reads_ahead = reads_ahead
-        self._next = start
+        self.next_offset = start
         self._before = before
         self._held = _NOTHING  # of units that were taken up, what is not sent yet
         self._ahead: deque[Piece] = deque()
@@ -158,14 +178,10 @@ class Feed:
         self._confirmed = start
         self._sent_at = float("-inf")
 
-    @property
-    def next_offset(self) -> int:
-        """Where the next frame begins."""
-        return self._next
-
     def confirmed(self, end: int) -> None:
         """The follower has everything below, on disk or not."""
-        self._confirmed = max(self._confirmed, end)
+        if end > self._confirmed:
+            self._confirmed = end
 
     def frames(self, standpoint: Standpoint, now: float) -> Iterator[tuple[Journal, Buffer]]:
         """What to send now.
@@ -173,7 +189,7 @@ class Feed:
         Raises:
             Damaged: a unit cannot be read.
         """
-        while self._next < standpoint.end and self._next - self._confirmed < WINDOW_BYTES:
+        while self.next_offset < standpoint.end and self.next_offset - self._confirmed < WINDOW_BYTES:
             before: LastUnit | None = None
             if not self._held:
                 piece = self._piece(standpoint.end)
@@ -187,7 +203,7 @@ class Feed:
             else:
                 self._held = _NOTHING
             frame = self._frame(standpoint, now, before)
-            self._next += len(body)
+            self.next_offset += len(body)
             self._sent_at = now
             yield frame, body
         if now - self._sent_at >= IDLE_SECONDS:
@@ -199,22 +215,25 @@ class Feed:
             piece = self._ahead.popleft()
             self._ahead_bytes -= len(piece.units)
             return piece
-        recent = self._tail.piece(self._next, end)
+        recent = self._tail.piece(self.next_offset, end)
         if recent is not None or self._reads_ahead:
             return recent
-        self._ahead.extend(_pieces(self._store.journal_bytes(self._next, _FRAME_BYTES)))
+        self._ahead.extend(_pieces(self._store.journal_bytes(self.next_offset, _FRAME_BYTES)))
         self._ahead_bytes = sum(len(piece.units) for piece in self._ahead)
         return self._piece(end)
 
     # --- reading ahead ----------------------------------------------------------------------------------------------
 
-    def reading(self, standpoint: Standpoint, now: float) -> tuple[Reading, float] | None:
+    def reading(self, standpoint: Standpoint, now: float, *, is_awaited: bool = False) -> tuple[Reading, float] | None:
         """What to read next for this follower, and after how many seconds; None while there is nothing to read.
+
+        Parameters:
+            is_awaited: commits wait for this follower, so it is not held back.
 
         Raises:
             Damaged: it cannot be read.
         """
-        tip = self._next + len(self._held) + self._ahead_bytes
+        tip = self.next_offset + len(self._held) + self._ahead_bytes
         if (
             tip >= standpoint.end
             or self._is_reading
@@ -225,9 +244,11 @@ class Feed:
         ):
             return None
         # What the follower refused the last time is damaged here: so the first units are checked.
-        plan = self._store.plan_units(tip, READ_BYTES, is_checked=self._is_first)
+        plan = self._store.plan_units(tip, self._pace.read_bytes, is_checked=self._is_first)
         self._is_first = False
         self._is_reading = True
+        if is_awaited:
+            return Reading(plan), 0.0
         delay = self._pace.delay(now)
         self._pace.spend(plan.read.size, now)
         return Reading(plan), delay
@@ -248,7 +269,7 @@ class Feed:
     def _frame(self, standpoint: Standpoint, now: float, before: LastUnit | None) -> Journal:
         return Journal(
             epoch=standpoint.epoch,
-            start=self._next,
+            start=self.next_offset,
             committed=standpoint.committed,
             first=standpoint.first,
             sent=now,

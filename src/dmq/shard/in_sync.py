@@ -142,7 +142,8 @@ class InSyncSet:
 
     def flushed(self, end: int) -> None:
         """Everything below is durable on our own disk."""
-        self._own_flushed = max(self._own_flushed, end)
+        if end > self._own_flushed:
+            self._own_flushed = end
 
     def followed(self, replica: int, start: int) -> None:
         """A follower begins anew here: what it had confirmed beyond counts no more, it may have lost it."""
@@ -155,8 +156,10 @@ class InSyncSet:
         progress = self._progress.get(replica)
         if progress is None:
             progress = self._progress[replica] = Progress(now)
-        progress.heard_at = max(progress.heard_at, now)
-        progress.flushed = max(progress.flushed, flushed)
+        if now > progress.heard_at:
+            progress.heard_at = now
+        if flushed > progress.flushed:
+            progress.flushed = flushed
 
     def flushed_of(self, replica: int) -> int:
         """What a member has confirmed, or our own."""
@@ -168,12 +171,15 @@ class InSyncSet:
     def commit(self) -> int:
         """Move `committed` on as far as it goes; returns it."""
         if self.is_enough:
-            lowest = self._own_flushed
+            lowest, known = self._own_flushed, self._progress
             for replica in self.union:
                 if replica != self._leader:
-                    progress = self._progress.get(replica)
-                    lowest = min(lowest, 0 if progress is None else progress.flushed)
-            self.committed = max(self.committed, lowest)
+                    if replica not in known:
+                        return self.committed
+                    if known[replica].flushed < lowest:
+                        lowest = known[replica].flushed
+            if lowest > self.committed:
+                self.committed = lowest
         return self.committed
 
     def seconds_behind(self, replica: int, now: float) -> float:

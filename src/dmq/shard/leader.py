@@ -27,6 +27,9 @@ __all__ = ["Leader"]
 class Leader:
     """Leads one epoch of a shard.
 
+    Attributes:
+        epoch: that it leads.
+
     Parameters:
         store: taken over from our replica in this epoch.
         member: as what our directory belongs to the shard.
@@ -57,10 +60,7 @@ class Leader:
         self._echoes: dict[int, float] = {}
         self._clocks: dict[int, tuple[int, float]] = {}  # a follower's wall clock, and when it told that
         self._shown = 0  # up to where the store knows what is committed
-
-    @property
-    def epoch(self) -> int:
-        return self._store.queries.epoch
+        self.epoch = store.queries.epoch
 
     @property
     def standpoint(self) -> Standpoint:
@@ -128,11 +128,13 @@ class Leader:
             Damaged: it cannot be read.
         """
         feed = self._feeds.get(replica)
-        found = None if feed is None else feed.reading(self.standpoint, now)
-        return None if feed is None or found is None else (feed, *found)
+        if feed is None:
+            return None
+        found = feed.reading(self.standpoint, now, is_awaited=replica in self.in_sync.union)
+        return None if found is None else (feed, *found)
 
-    def confirmed(self, replica: int, confirm: Confirm, now: float) -> None:
-        """A follower said what it has.
+    def confirmed(self, replica: int, confirm: Confirm, now: float) -> bool:
+        """A follower said what it has. Returns whether more is committed by that.
 
         Raises:
             StaleEpoch: it follows another epoch.
@@ -141,13 +143,15 @@ class Leader:
             raise StaleEpoch(f"this is epoch {self.epoch}, and {confirm.epoch} is confirmed", epoch=self.epoch)
         feed = self._feeds.get(replica)
         if feed is None:
-            return
+            return False
         feed.confirmed(confirm.end)
         self.in_sync.confirmed(replica, confirm.flushed, now)
         if confirm.now_ms:
             self._clocks[replica] = confirm.now_ms, now
-        self._echoes[replica] = max(self._echoes.get(replica, float("-inf")), confirm.sent)
-        self.commit()
+        if confirm.sent > self._echoes.get(replica, float("-inf")):
+            self._echoes[replica] = confirm.sent
+        before = self.in_sync.committed
+        return confirm.flushed > before and self.commit() > before
 
     # --- what is committed ------------------------------------------------------------------------------------------
 

@@ -148,18 +148,63 @@ def test_a_leader_that_writes_nothing_holds_no_follower_back() -> None:
         assert pace.delay(float(second)) == 0
 
 
-def test_a_leader_that_writes_slows_followers_down_but_lets_them_get_level() -> None:
-    for written in (1 << 20, 10 << 20, 200 << 20):
-        pace, now, end, read = Pace(), 0.0, 0, 0
-        while now < 60.0:
-            pace.wrote(end, now)
-            pace.spend(READ_BYTES, now)
-            read += READ_BYTES if now > 2.0 else 0  # by then it knows how much is written
-            passed = max(0.001, pace.delay(now))
-            now += passed
-            end += int(written * passed)
-        assert read / now > 1.2 * written
-        assert read / now < 1.2 * max(Pace.BYTES_A_SECOND, Pace.TIMES * written)
+def bytes_read(pace: Pace, written: int, began: float, seconds: float) -> float:
+    """Bytes a second that are read for a follower while the leader writes so many."""
+    now, read = began, 0
+    while now < began + seconds:
+        pace.wrote(int(written * now), now)
+        size = pace.read_bytes
+        pace.spend(size, now)
+        read += size
+        now += max(0.001, pace.delay(now))
+    return read / (now - began)
+
+
+def warm_pace(written: int) -> Pace:
+    """It knows how much is written."""
+    pace = Pace()
+    for half in range(20):
+        pace.wrote(int(written * half / 2), half / 2)
+    return pace
+
+
+def test_the_more_a_leader_writes_the_less_it_reads_for_followers() -> None:
+    for written, least, most in ((1 << 20, 110 << 20, 140 << 20), (15 << 20, 60 << 20, 80 << 20)):
+        assert least < bytes_read(warm_pace(written), written, 10.0, 30.0) < most
+    for written in (26 << 20, 100 << 20, 300 << 20):
+        assert 22 << 20 < bytes_read(warm_pace(written), written, 10.0, 30.0) < 26 << 20
+
+
+def test_a_follower_that_is_behind_for_long_gets_more_than_the_leader_writes() -> None:
+    for written in (1 << 20, 26 << 20, 200 << 20):
+        pace = warm_pace(written)
+        bytes_read(pace, written, 10.0, Pace.PATIENT_SECONDS + 1)
+        assert bytes_read(pace, written, 11.0 + Pace.PATIENT_SECONDS, 30.0) > 1.2 * written
+
+
+def test_a_follower_that_was_level_in_between_is_read_for_gently_again() -> None:
+    written = 100 << 20
+    pace = warm_pace(written)
+    bytes_read(pace, written, 10.0, 90.0)
+    assert bytes_read(pace, written, 110.0, 30.0) < 26 << 20
+
+
+def test_a_follower_for_which_commits_wait_is_not_held_back(store: MessageStore) -> None:
+    forget(store)
+    pace = warm_pace(100 << 20)
+    pace.spend(100 << 20, 10.0)
+    at = standpoint(store)
+    waited = feed_of(store, pace=pace).reading(at, 10.0)
+    assert waited is not None
+    assert waited[1] > 1.0
+    awaited = feed_of(store, pace=pace).reading(at, 10.0, is_awaited=True)
+    assert awaited is not None
+    assert awaited[1] == 0.0
+
+
+def test_reads_are_smaller_while_the_leader_writes() -> None:
+    assert Pace().read_bytes == READ_BYTES
+    assert warm_pace(1 << 20).read_bytes == READ_BYTES // 4
 
 
 def test_pieces_are_whole_units(store: MessageStore) -> None:

@@ -182,6 +182,9 @@ class ShardWriter(JournalWriter):
         self._write_turn()
 
     def _advance(self) -> None:
+        waiting = self._waiting
+        if waiting and waiting[0][0] > self.store.queries.visible:
+            return  # as after most writes and flushes: the followers are not done
         if self._leadership.may_serve():  # if not, the next tick asks again
             super()._advance()
 
@@ -206,9 +209,9 @@ class ShardWriter(JournalWriter):
         """The loop flushes for all that wait, if that is quick: the followers take about as long, and then it has
         gathered what came meanwhile. But who asked for no more than that it is written does not wait for it."""
         waiting = self._waiting
-        if any(one[1].is_early for one in waiting):
+        if not self._flush_policy.is_for_loop(now, is_lone=len(waiting) == 1):
             return False
-        return self._flush_policy.is_for_loop(now, is_lone=len(waiting) == 1)
+        return not any(one[1].is_early for one in waiting)
 
     # --- upkeep -----------------------------------------------------------------------------------------------------
 
@@ -234,7 +237,7 @@ class ShardWriter(JournalWriter):
         they cost."""
         if self._is_hurried or self._is_held or self._is_turn_waiting or not self._waiting:
             return False
-        return all(one[1].is_nobodys for one in self._waiting)
+        return self._waiting[-1][1].is_nobodys and all(one[1].is_nobodys for one in self._waiting)
 
     def _flush_late(self) -> None:
         self._patient_flush = None

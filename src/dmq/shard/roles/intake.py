@@ -1,7 +1,8 @@
 """The intake: a follower takes its leader's journal over one connection, flushes it and confirms it.
 
-All frames that have come are taken together, then flushed and confirmed, for which the leader waits; what is committed
-by them is applied after that. A quick disk is flushed on the loop: the way to a thread and back would cost as much as
+All frames that have come are taken together, then flushed and confirmed, for which the leader waits. What is committed
+by them is applied after that, some units together: one after the other they cost less than each does by itself,
+between frames. A quick disk is flushed on the loop: the way to a thread and back would cost as much as
 the flush (`flush_policy`). A slow one is flushed by a thread, and frames are taken meanwhile.
 
 What always holds: one flush at a time; nothing is confirmed as durable before its flush is done; nothing of the disk is
@@ -33,6 +34,8 @@ _CONFIRM_SECONDS: Final = 0.1  # while the disk is flushed, a confirmation need 
 _CONFIRM_BYTES: Final = 1 << 20
 _TURN_BYTES: Final = 1 << 20  # taken before the next flush, however much is there
 _LOOP_BYTES: Final = 2 << 20  # that the loop flushes at most: more takes a quick disk long, too
+_APPLY_BYTES: Final = 1 << 20  # that were taken and are not applied: no more wait
+_APPLY_SECONDS: Final = 0.05  # since the last time: nothing waits longer, if a frame comes
 _FAR_SECONDS: Final = 0.25  # between flushes of a follower for which nobody waits: a few large ones disturb others less
 
 
@@ -69,7 +72,7 @@ class Intake:
         self._is_flushing = False  # a thread does
         self._is_stopped = False
         self._is_silent = False
-        self._heard_at = 0.0  # on the loop's clock
+        self._heard_at = self._applied_at = 0.0  # on the loop's clock
         self._confirmed_at = float("-inf")
         self._confirmed_end = 0
         self._watch: asyncio.TimerHandle | None = None
@@ -132,6 +135,9 @@ class Intake:
                 if end is not None:
                     return end
         except NotConnected:
+            end = self._apply_rest()
+            if end is not None:
+                return end
             if self._is_silent:
                 return IntakeEnd.SILENT
             return IntakeEnd.STOPPED if self._is_stopped else IntakeEnd.CLOSED
@@ -142,8 +148,19 @@ class Intake:
             log.error("no space for the leader's journal", once_for=(), shard=self._post.place.shard, error=error)
             return IntakeEnd.NO_SPACE
         except Damaged as error:
-            log.error("the tail of the journal cannot be read back", shard=self._post.place.shard, error=error)
-            return IntakeEnd.DAMAGED
+            return self._not_read_back(error)
+
+    def _apply_rest(self) -> IntakeEnd | None:
+        """Nothing more comes: what is committed by then is applied."""
+        try:
+            self._follower.apply()
+        except Damaged as error:
+            return self._not_read_back(error)
+        return None
+
+    def _not_read_back(self, error: Damaged) -> IntakeEnd:
+        log.error("the tail of the journal cannot be read back", shard=self._post.place.shard, error=error)
+        return IntakeEnd.DAMAGED
 
     async def _take_turn(self) -> IntakeEnd | None:
         """Wait for frames and take those that are there; why it is to end, if it is."""
@@ -162,9 +179,12 @@ class Intake:
                 size += len(body)
             if not following.has_next:
                 break
-        self._heard_at = asyncio.get_running_loop().time()
+        now = self._heard_at = asyncio.get_running_loop().time()
         if end is None:
             self._answer()
+            if now - self._applied_at < _APPLY_SECONDS and self._replica.end - self._replica.applied < _APPLY_BYTES:
+                return None
+        self._applied_at = now
         follower.apply()
         if self._checkpoint is None and self._replica.checkpoint_due:
             self._checkpoint = asyncio.ensure_future(self._write_checkpoint())

@@ -141,8 +141,13 @@ class Term:
         if self.is_over:
             return False
         now = self._boottime()
+        if now < self._promised_until:
+            return True
         registry = self._registry
-        return now < self._promised_until or (now < registry.deadline and registry.session == self._session)
+        if now < registry.deadline and registry.session == self._session:
+            return True
+        self._reckon_promises()  # confirmations that came since may have moved it on
+        return now < self._promised_until
 
     def check_serving(self) -> None:
         if not self.may_serve():
@@ -229,18 +234,16 @@ class Term:
         replica = self._replica_of(seat)
         if replica is None or self.is_over:
             return
-        now = self._post.now()
+        now = self._boottime()
         try:
-            before = self._in_sync.committed
-            self._leader.confirmed(replica, confirm, now)
+            has_more = self._leader.confirmed(replica, confirm, now)
         except StaleEpoch as error:
             log.warning("a follower of another epoch", shard=self._view.shard, error=error)
             seat.close()
             return
         if self._left_at and self._in_sync.seconds_behind(replica, now) <= _BEHIND_SECONDS:
             self._left_at.pop(replica, None)  # a full disk lets it connect, but not catch up
-        self._reckon_promises()
-        if self._in_sync.committed > before:
+        if has_more:
             self._committed()
         if not self._leader.is_fed(replica):
             self._push_to(replica, seat, now)
@@ -262,7 +265,7 @@ class Term:
         """Send everybody what there is."""
         if self.is_over:
             return
-        now = self._post.now()
+        now = self._boottime()
         self._leader.wrote(now)
         for replica, seat in [*self._seats.items()]:
             self._push_to(replica, seat, now)
@@ -317,6 +320,10 @@ class Term:
             self._service.committed()
 
     def _reckon_promises(self) -> None:
+        """A set that may be in force has changed, or the right to serve depends on it.
+
+        In between, confirmations only move it on, so what is known is never too late.
+        """
         self._promised_until = self._leader.promised_until
 
     def _reckon_writes(self) -> None:

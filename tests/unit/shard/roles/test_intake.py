@@ -102,10 +102,11 @@ class IntakeRig:
         self.confirmed.append((confirm, self.replica.applied, self.replica.flushed))
         self.leader.confirmed(self.replica.membership.replica_id, confirm, 1.0)
 
-    def write(self) -> None:
+    def write(self, topics: int = 1) -> None:
         """A unit of the leader, which is committed at once, since the follower is not in sync."""
-        self._written += 1
-        self.store.append([self.store.creation(f"t{self._written}", TopicConfig(queues=1))])
+        numbers = range(self._written, self._written + topics)
+        self._written += topics
+        self.store.append([self.store.creation(f"t{number}", TopicConfig(queues=1)) for number in numbers])
         self.store.flush()
         self.leader.commit()
 
@@ -190,15 +191,72 @@ def test_nothing_is_confirmed_before_its_flush(flush_seconds: float) -> None:
     run(test, flush_seconds)
 
 
+async def until_applied(rig: IntakeRig, offset: int) -> None:
+    async with asyncio.timeout(10):
+        while rig.replica.applied < offset:
+            await asyncio.sleep(0)
+
+
+def hold_time() -> Callable[[float], None]:
+    """Stop the loop's clock, as an intake sees it; returns what moves it on."""
+    loop = asyncio.get_running_loop()
+    at = loop.time()
+    loop.time = lambda: at  # type: ignore[method-assign]
+
+    def advance(seconds: float) -> None:
+        nonlocal at
+        at += seconds
+
+    return advance
+
+
 def test_what_is_committed_is_applied_after_the_confirmation() -> None:
     async def test(rig: IntakeRig) -> None:
         await rig.follow(QUICK_FLUSHES + 20)
         for confirm, applied, _ in rig.confirmed[-10:]:
             assert applied < confirm.end
-        rig.push()
-        await asyncio.sleep(0.01)
-        assert rig.replica.applied == rig.store.queries.end
-        assert rig.replica.derived.state.topics.keys() == rig.store.queries.derived.state.topics.keys()
+
+    run(test)
+
+
+def test_units_are_applied_together_and_none_waits_past_the_next_frame_after_a_moment() -> None:
+    async def test(rig: IntakeRig) -> None:
+        advance = hold_time()
+        await rig.follow(1)
+        applied = rig.replica.applied
+        await rig.follow(30)
+        assert rig.replica.applied == applied
+        end = rig.store.queries.end
+        advance(0.05)
+        await rig.follow(1)
+        await until_applied(rig, end)
+
+    run(test)
+
+
+def test_units_are_applied_when_they_come_to_a_megabyte() -> None:
+    async def test(rig: IntakeRig) -> None:
+        hold_time()
+        await rig.follow(1)
+        waiting = 0
+        while rig.replica.end < 3 << 20:
+            rig.write(topics=2000)
+            await rig.follow(1)
+            waiting = max(waiting, rig.replica.end - rig.replica.applied)
+        assert 1 << 19 < waiting < 3 << 19
+
+    run(test)
+
+
+def test_what_is_committed_is_applied_when_the_connection_ends() -> None:
+    async def test(rig: IntakeRig) -> None:
+        hold_time()
+        await rig.follow(20)
+        end = rig.confirmed[-2][0].flushed
+        assert rig.replica.applied < end
+        rig.following.close()
+        await until_applied(rig, end)
+        assert rig.replica.derived.state.topics.keys() >= {f"t{number}" for number in range(19)}
 
     run(test)
 
