@@ -34,7 +34,7 @@ __all__ = ["ShardWriter", "unanswered"]
 log = EventLog(__name__)
 
 _HELD_SECONDS: Final = 0.002
-_PATIENT_SECONDS: Final = 0.05  # until settles alone are flushed; the followers have them at once
+_PATIENT_SECONDS: Final = 0.2  # until settles alone are flushed; the followers have them at once
 
 
 def unanswered() -> NotConnected:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -208,26 +208,34 @@ class AioConsumer(Generic[T]):
         ask = self._puller.check(max_messages, wait, queue)
         self._ack_previous()
         await self._learn(max(wait, LEARN_SECONDS))
-        one = self._puller.asked_alone()
-        if one is not None:
-            await self._ahead()
+        await self._ahead()
         parts = self._puller.from_stock(ask)
         if not parts:
             self._subscriber.flush()
+            one = self._puller.asked_alone()
             parts = await self._pull_now(one, ask, wait) if one is not None else await self._pull_any(ask, wait)
         # twin: async
         batch: AioBatch[AioMessage[T]] = AioBatch(AioMessage, parts, OpenedAioMessage)
         # twin: blocking
         # batch: Batch[ReceivedMessage[T]] = Batch(ReceivedMessage, parts, OpenedMessage)
         # twin: end
-        if one is not None:
-            self._puller.read_ahead(one, ask, len(batch))
+        self._puller.read_ahead(ask, len(batch))
         if self._options.auto_ack:
             self._previous = batch
         return batch
 
-    async def _ahead(self, is_enough: Callable[[], object] = lambda: False, seconds: float = ANSWER_SECONDS) -> None:
-        """Wait for what is being read ahead, or until there is enough."""
+    async def _ahead(self) -> None:
+        """Wait for what is being read ahead; of several brokers, the others are asked if one takes long."""
+        puller, one = self._puller, self._puller.ahead
+        if one is None:
+            return
+        deadline = time.monotonic() + (ANSWER_SECONDS if puller.asked_alone() is one else LATE_SECONDS)
+        while puller.ahead is one and (left := deadline - time.monotonic()) > 0:
+            await self._subscriber.wait(lambda: puller.ahead is not one, left, at=one)
+        puller.give_up_ahead()
+
+    async def _answers(self, is_enough: Callable[[], object], seconds: float) -> None:
+        """Wait for what brokers were asked, or until there is enough."""
         puller, deadline = self._puller, time.monotonic() + seconds
         while puller.is_under_way() and not is_enough() and (left := deadline - time.monotonic()) > 0:
             await self._subscriber.wait(lambda: not puller.is_under_way() or is_enough(), left)
@@ -276,11 +284,13 @@ class AioConsumer(Generic[T]):
         while True:
             left = deadline - time.monotonic()
             if self._puller.has_stock:
-                is_connected = self._puller.ask_all(ask, max(0.0, left))
-                await self._ahead(lambda: self._core.prefetched[0], max(0.0, left) + LATE_SECONDS)
-                parts = self._puller.from_stock(ask)
+                is_connected, parts = await self._pull_in_turn(self._puller.rich(), ask, 0.0)
+                if not parts:
+                    is_connected = self._puller.ask_all(ask, max(0.0, left))
+                    await self._answers(lambda: self._core.prefetched[0], max(0.0, left) + LATE_SECONDS)
+                    parts = self._puller.from_stock(ask)
             else:
-                is_connected, parts = await self._pull_in_turn(ask, max(0.0, min(left, turn)))
+                is_connected, parts = await self._pull_in_turn(self._puller.in_turn(), ask, max(0.0, min(left, turn)))
                 turn = TURN_SECONDS  # once all of them had nothing
             if parts or (is_connected and left <= 0):
                 return parts
@@ -295,10 +305,13 @@ class AioConsumer(Generic[T]):
             elif self._puller.has_refusals:
                 await asyncio.sleep(min(max(left, 0.0), REFUSED_SECONDS))
 
-    async def _pull_in_turn(self, ask: Ask, wait: float) -> tuple[bool, list[Part]]:
+    async def _pull_in_turn(
+        self, asked: Sequence[Subscription[AioPool]], ask: Ask, wait: float
+    ) -> tuple[bool, list[Part]]:
         """What one of several brokers has, asked one after the other; and whether any is connected."""
         is_connected = False
-        for one in self._puller.in_turn():
+        self._puller.forget_refusals()
+        for one in asked:
             since = self._core.now()
             try:
                 frame = await self._pull_once(one, ask, wait, LATE_SECONDS)
@@ -310,6 +323,7 @@ class AioConsumer(Generic[T]):
                 continue
             is_connected = True
             reply: PullReply = decode_response(frame)
+            self._puller.got(one, ask.max_messages, sum(lease.count for lease in reply.leases))
             parts = await self._kept(one, self._core.pulled(one.book, reply.leases, frame.body, since), since)
             if parts:
                 return True, parts
@@ -487,7 +501,7 @@ class AioConsumer(Generic[T]):
             if self._subscriptions.is_closed:
                 return
             self._subscriptions.is_closed = True
-        await self._ahead()
+        await self._ahead()  # who is asked and waits for messages is told not to
         self._core.release_all()
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         last = [(one, await self._last_connection(one, deadline)) for one in self._subscriptions]

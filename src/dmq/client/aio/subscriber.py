@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Final
 
 from dmq.client.aio.connection import AioConnection
+from dmq.client.aio.pool import AioPool
 from dmq.client.aio.router import AioRouter
 from dmq.client.aio.waiter import TaskWaiter
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.consumer.subscription import ALL, Subscriptions
+from dmq.client.consumer.subscription import ALL, Subscription, Subscriptions
 
 __all__ = ["AioSubscriber"]
 
@@ -38,13 +39,18 @@ class AioSubscriber:
         core.on_free = lambda: self.wake(nudge=True)
 
     async def wait(
-        self, is_done: Callable[[], object], seconds: float | None = None, *, is_for_message: bool = False
+        self,
+        is_done: Callable[[], object],
+        seconds: float | None = None,
+        *,
+        is_for_message: bool = False,
+        at: Subscription[AioPool] | None = None,
     ) -> None:
         """Wait until something happened, at most so long.
 
         Parameters:
             is_done: not asked: on a loop nothing happens between the caller's look and this.
-            is_for_message: not asked: the loop reads.
+            is_for_message, at: not asked: the loop reads.
         """
         waiter = TaskWaiter()
         self._waiters.add(waiter)

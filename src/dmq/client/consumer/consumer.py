@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -195,22 +195,30 @@ class Consumer(Generic[T]):
         ask = self._puller.check(max_messages, wait, queue)
         self._ack_previous()
         self._learn(max(wait, LEARN_SECONDS))
-        one = self._puller.asked_alone()
-        if one is not None:
-            self._ahead()
+        self._ahead()
         parts = self._puller.from_stock(ask)
         if not parts:
             self._subscriber.flush()
+            one = self._puller.asked_alone()
             parts = self._pull_now(one, ask, wait) if one is not None else self._pull_any(ask, wait)
         batch: Batch[ReceivedMessage[T]] = Batch(ReceivedMessage, parts, OpenedMessage)
-        if one is not None:
-            self._puller.read_ahead(one, ask, len(batch))
+        self._puller.read_ahead(ask, len(batch))
         if self._options.auto_ack:
             self._previous = batch
         return batch
 
-    def _ahead(self, is_enough: Callable[[], object] = lambda: False, seconds: float = ANSWER_SECONDS) -> None:
-        """Wait for what is being read ahead, or until there is enough."""
+    def _ahead(self) -> None:
+        """Wait for what is being read ahead; of several brokers, the others are asked if one takes long."""
+        puller, one = self._puller, self._puller.ahead
+        if one is None:
+            return
+        deadline = time.monotonic() + (ANSWER_SECONDS if puller.asked_alone() is one else LATE_SECONDS)
+        while puller.ahead is one and (left := deadline - time.monotonic()) > 0:
+            self._subscriber.wait(lambda: puller.ahead is not one, left, at=one)
+        puller.give_up_ahead()
+
+    def _answers(self, is_enough: Callable[[], object], seconds: float) -> None:
+        """Wait for what brokers were asked, or until there is enough."""
         puller, deadline = self._puller, time.monotonic() + seconds
         while puller.is_under_way() and not is_enough() and (left := deadline - time.monotonic()) > 0:
             self._subscriber.wait(lambda: not puller.is_under_way() or is_enough(), left)
@@ -259,11 +267,13 @@ class Consumer(Generic[T]):
         while True:
             left = deadline - time.monotonic()
             if self._puller.has_stock:
-                is_connected = self._puller.ask_all(ask, max(0.0, left))
-                self._ahead(lambda: self._core.prefetched[0], max(0.0, left) + LATE_SECONDS)
-                parts = self._puller.from_stock(ask)
+                is_connected, parts = self._pull_in_turn(self._puller.rich(), ask, 0.0)
+                if not parts:
+                    is_connected = self._puller.ask_all(ask, max(0.0, left))
+                    self._answers(lambda: self._core.prefetched[0], max(0.0, left) + LATE_SECONDS)
+                    parts = self._puller.from_stock(ask)
             else:
-                is_connected, parts = self._pull_in_turn(ask, max(0.0, min(left, turn)))
+                is_connected, parts = self._pull_in_turn(self._puller.in_turn(), ask, max(0.0, min(left, turn)))
                 turn = TURN_SECONDS  # once all of them had nothing
             if parts or (is_connected and left <= 0):
                 return parts
@@ -278,10 +288,11 @@ class Consumer(Generic[T]):
             elif self._puller.has_refusals:
                 time.sleep(min(max(left, 0.0), REFUSED_SECONDS))
 
-    def _pull_in_turn(self, ask: Ask, wait: float) -> tuple[bool, list[Part]]:
+    def _pull_in_turn(self, asked: Sequence[Subscription[Pool]], ask: Ask, wait: float) -> tuple[bool, list[Part]]:
         """What one of several brokers has, asked one after the other; and whether any is connected."""
         is_connected = False
-        for one in self._puller.in_turn():
+        self._puller.forget_refusals()
+        for one in asked:
             since = self._core.now()
             try:
                 frame = self._pull_once(one, ask, wait, LATE_SECONDS)
@@ -293,6 +304,7 @@ class Consumer(Generic[T]):
                 continue
             is_connected = True
             reply: PullReply = decode_response(frame)
+            self._puller.got(one, ask.max_messages, sum(lease.count for lease in reply.leases))
             parts = self._kept(one, self._core.pulled(one.book, reply.leases, frame.body, since), since)
             if parts:
                 return True, parts
@@ -453,7 +465,7 @@ class Consumer(Generic[T]):
             if self._subscriptions.is_closed:
                 return
             self._subscriptions.is_closed = True
-        self._ahead()
+        self._ahead()  # who is asked and waits for messages is told not to
         self._core.release_all()
         deadline = time.monotonic() + LAST_WORDS_SECONDS
         last = [(one, self._last_connection(one, deadline)) for one in self._subscriptions]

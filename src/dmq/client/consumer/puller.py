@@ -3,11 +3,14 @@
 A program that pulls batch after batch spends its time in turns with the broker: it waits, then the broker does. So once
 it has asked twice for the same and got all of it, or with a filter a good part of it, the next batch is asked for when
 one is handed out, and what was said of the batch before travels with that request. Where the queues of the topic are at
-several brokers, all of them are asked at once; what comes after the first answer waits for the next pull.
+several brokers, each is asked for a whole batch in turn as long as it has one: a batch costs about as much as its
+requests, however many messages it has. Those that had less are asked meanwhile and may take a while to answer. When
+none has a whole batch, all are asked at once, and what comes after the first answer waits for the next pull.
 
-What always holds: what is read ahead and what is in hand is never more than the prefetch; read-ahead messages wait like
-any others, so they go back untried when the consumer pauses, closes or does not get on, and are dropped by a seek;
-their leases run from when they were asked for. Ordered groups and those with `parallel` read nothing ahead.
+What always holds: what is read ahead and what is in hand is never more than the prefetch; no broker that has messages
+is passed over while others are asked twice; read-ahead messages wait like any others, so they go back untried when the
+consumer pauses, closes or does not get on, and are dropped by a seek; their leases run from when they were asked for.
+Ordered groups and those with `parallel` read nothing ahead.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ PASSING: Final = (NotConnected, BrokerStopping, Busy, NotLeader, StaleRoute)
 
 _AT_ONCE: Final = 0.0
 _UNEVEN: Final = 4
+_SMALL: Final = 4  # those that had no whole batch are asked for so small a part of an even one while others have
 _WAIT_MAX: Final = 1_000_000.0
 # Several brokers are asked at once for so long at a time, so that one that comes back meanwhile is asked too.
 _ALL_SECONDS: Final = 1.0
@@ -69,13 +73,24 @@ class Puller(Generic[P]):
         self._options = subscriptions.options
         self._last_ask: Ask | None = None  # if it got all it asked for
         self._stock_ask: Ask | None = None  # what was read ahead last
-        self._under_way: set[Subscription[P]] = set()  # with the brokers that are asked ahead
+        self._under_way: dict[Subscription[P], int] = {}  # with the brokers that are asked ahead, and for how many
+        self.ahead: Subscription[P] | None = None
+        """The one of them that the next pull waits for."""
+        self._poor: set[Subscription[P]] = set()  # that had no whole batch when they were asked last
         self._refusals: dict[Subscription[P], DMQError] = {}
         self._turn = 0
+        self._turns: dict[Subscription[P], int] = {}  # when they were asked for a whole batch
 
     def is_under_way(self) -> bool:
         """Whether a broker is asked for what waits for the next pull."""
         return bool(self._under_way)
+
+    def give_up_ahead(self) -> None:
+        """What is read ahead takes too long: other brokers are asked, and it waits for a later pull."""
+        one, self.ahead = self.ahead, None
+        link = None if one is None else one.pool.current()
+        if link is not None:
+            self._subscriptions.subscriber.attend(link)
 
     def check(self, max_messages: int, wait: Any, queue: int | None) -> Ask:
         """What a pull asks for; refuses one that makes no sense.
@@ -122,11 +137,35 @@ class Puller(Generic[P]):
 
     def in_turn(self) -> list[Subscription[P]]:
         """With the brokers that are connected, each of them first once in a while."""
-        self._refusals.clear()
         self._turn += 1
         found = [one for one in self._subscriptions if one.pool.current() is not None]
         at = self._turn % max(1, len(found))
         return found[at:] + found[:at]
+
+    def rich(self) -> list[Subscription[P]]:
+        """With the brokers of several that may have a whole batch, the one first that was asked longest ago."""
+        if not self.has_stock or not self._subscriptions.is_divided:
+            return []
+        poor, under_way = self._poor, self._under_way
+        found = [
+            one
+            for one in self._subscriptions
+            if one not in poor and one not in under_way and one.pool.current() is not None
+        ]
+        return sorted(found, key=lambda one: self._turns.get(one, 0))
+
+    def got(self, one: Subscription[P], asked: int, count: int) -> None:
+        """A broker was asked for so many messages, and had so many."""
+        self._turn += 1
+        self._turns[one] = self._turn
+        if count < self._enough(asked):
+            self._poor.add(one)
+        else:
+            self._poor.discard(one)
+
+    def _enough(self, asked: int) -> int:
+        """How many messages are a whole batch: what a filter lets through comes as the broker finds it in one look."""
+        return max(1, asked // _UNEVEN) if self._options.tags else asked
 
     def from_stock(self, ask: Ask) -> list[Part]:
         """What came before it was wanted, if it is what is wanted now; else it goes back."""
@@ -139,51 +178,71 @@ class Puller(Generic[P]):
             return []
         return core.take_parts(ask.max_messages)
 
-    def read_ahead(self, one: Subscription[P], ask: Ask, got: int) -> None:
+    def read_ahead(self, ask: Ask, got: int) -> None:
         """A pull got so many: ask for what the next one will want, if it will, and report what is to be reported."""
-        # What a filter lets through comes in uneven batches, as much as the broker finds in one look.
-        enough = ask.max_messages if not self._options.tags else ask.max_messages // _UNEVEN
-        is_repeated, self._last_ask = ask == self._last_ask, ask if got and got >= enough else None
-        link = one.pool.current()
+        is_repeated = ask == self._last_ask
+        self._last_ask = ask if got >= self._enough(ask.max_messages) else None
+        one, count = self._subscriptions.only, ask.max_messages
+        if one is None and (rich := self.rich()):
+            self._ask_poor(ask)
+            one = rich[0]
+            count = min(count, self._options.prefetch - got - sum([*self._under_way.values()]))
+        link = None if one is None else one.pool.current()
         if (
-            link is None
+            one is None
+            or link is None
             or not is_repeated
             or self._last_ask is None
             or self._subscriptions.is_closing
-            or self._under_way
-            or not self._core.has_room_for(ask.max_messages, got)
+            or one in self._under_way
+            or 2 * count < ask.max_messages
+            or not self._core.has_room_for(count, got)
         ):
             self._subscriptions.subscriber.flush()
             return
         frames = self._core.reports(one.book)
+        self.ahead = one
         try:
-            self._ask(one, link, ask, before=frames)
+            self._ask(one, link, ask._replace(max_messages=count), before=frames)
         except DMQError:
+            self.ahead = None
             self._core.not_sent(one.book, frames)
             return  # the next pull says why
         self._core.has_company = True
 
+    def _ask_poor(self, ask: Ask) -> None:
+        """Have brokers that had no whole batch say when they have something, while others have."""
+        small = self._options.prefetch // (_SMALL * len([*self._subscriptions]))
+        self._ask_each([one for one in self._subscriptions if one in self._poor], ask, small, _ALL_SECONDS)
+
     def ask_all(self, ask: Ask, wait: float) -> bool:
         """Ask all brokers that are not asked already, and let what they have wait; False if none is connected."""
-        self._refusals.clear()
+        self.forget_refusals()
         subscriptions = [*self._subscriptions]
-        even = max(1, self._options.prefetch // len(subscriptions))
-        share = ask._replace(max_messages=min(ask.max_messages, even))
+        return self._ask_each(subscriptions, ask, self._options.prefetch // len(subscriptions), wait)
+
+    def _ask_each(self, subscriptions: Sequence[Subscription[P]], ask: Ask, share: int, wait: float) -> bool:
+        share_ask = ask._replace(max_messages=min(ask.max_messages, max(1, share)))
         is_connected = self.is_under_way()
         for one in subscriptions:
             link = one.pool.current()
             if link is None or one in self._under_way:
                 continue
             try:
-                self._ask(one, link, share, wait=min(wait, _ALL_SECONDS))
+                self._ask(one, link, share_ask, wait=min(wait, _ALL_SECONDS), is_attended=True)
             except DMQError:
                 continue  # it is gone, and the others are asked
             is_connected = True  # and it may have answered already
         return is_connected
 
+    def forget_refusals(self) -> None:
+        """Brokers are about to be asked anew."""
+        self._refusals.clear()
+
     def refused(self, one: Subscription[P], error: DMQError) -> None:
         """One of several brokers refused a pull."""
         self._refusals[one] = error
+        self._poor.add(one)
 
     def check_refused(self) -> None:
         """Raise what a broker answered to `ask_all`, if trying again cannot help.
@@ -209,21 +268,22 @@ class Puller(Generic[P]):
         *,
         wait: float = _AT_ONCE,
         before: Sequence[Settle] = (),
+        is_attended: bool = False,
     ) -> None:
         since = self._core.now()  # an answer that nobody reads at once may be old when it is read
         header = self.header(one, link, ask, wait)
         self._stock_ask = ask
-        self._under_way.add(one)
+        self._under_way[one] = ask.max_messages
         try:
             link.submit(
                 Command.PULL,
                 header,
                 on_answer=lambda answer: self._answered(one, link, answer, since),
-                attended=self._subscriptions.is_divided,
+                attended=is_attended,
                 before=[(Command.SETTLE, frame) for frame in before],
             )
         except DMQError:
-            self._under_way.discard(one)
+            self._under_way.pop(one, None)
             raise
         if before:
             self._core.told(one.book, link, before)  # the answer to the pull is the sign
@@ -236,12 +296,15 @@ class Puller(Generic[P]):
                 raise answer
             reply: PullReply = decode_response(answer)
             one.pulled_over = link
+            self.got(one, self._under_way.get(one, 0), sum(lease.count for lease in reply.leases))
             self._core.received(one.book, reply.leases, answer.body, since)
         except DMQError as error:
             if self._subscriptions.is_divided:  # else the next pull says why
                 self.refused(one, error)
         finally:
-            self._under_way.discard(one)
+            self._under_way.pop(one, None)
+            if self.ahead is one:
+                self.ahead = None
             if self._core.is_paused or self._subscriptions.is_closing:
                 self._core.release_waiting()
             self._subscriptions.subscriber.wake()

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from typing import Final
 
 from dmq.client.connection.connection import Connection
+from dmq.client.connection.pool import Pool
 from dmq.client.connection.router import Router
 from dmq.client.connection.threads import Waiter
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.consumer.subscription import ALL, Subscriptions
+from dmq.client.consumer.subscription import ALL, Subscription, Subscriptions
 
 __all__ = ["Subscriber"]
 
@@ -47,18 +48,24 @@ class Subscriber:
         core.on_free = lambda: self.wake(nudge=True)
 
     def wait(
-        self, is_done: Callable[[], object], seconds: float = _LOOK_SECONDS, *, is_for_message: bool = False
+        self,
+        is_done: Callable[[], object],
+        seconds: float = _LOOK_SECONDS,
+        *,
+        is_for_message: bool = False,
+        at: Subscription[Pool] | None = None,
     ) -> None:
         """Wait until something is there, reading meanwhile if no other thread does; returns after so long anyway.
 
         Parameters:
             is_for_message: it is a message to hand out, and not an answer.
+            at: with the broker that is to send it; the only one if left out.
         """
         me, waiter = threading.get_ident(), Waiter()
         self._waiters[me] = waiter
         try:
-            only = self.subscriptions.only
-            link = None if only is None else only.pool.current()
+            one = at or self.subscriptions.only
+            link = None if one is None else one.pool.current()
             if link is None:
                 if not is_done():
                     waiter.wait(seconds)

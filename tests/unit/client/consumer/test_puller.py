@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from itertools import count
 from typing import Any
 
 import pytest
@@ -26,8 +26,8 @@ from tests.unit.client.links import FakeConsumer, FakeLink
 class PullLink(FakeLink):
     """A link that keeps what was told before a request, too."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, host: str = "one", shard: int = 0) -> None:
+        super().__init__(host, shard)
         self.together: list[tuple[PullHeader, list[Settle]]] = []
         self.on_answer: OnAnswer = lambda answer: None
 
@@ -58,7 +58,7 @@ class Pull(FakeConsumer):
         super().__init__(ConsumerOptions("orders", "billing", **({"prefetch": 10} | options)), self.link)
         self.puller = Puller(self.subscriptions)
         (self.subscription,) = self.subscriptions
-        self.numbers = count(1)
+        self.numbers = itertools.count(1)
 
     def answered(self, *texts: str, queue: int = 0) -> Any:
         """What a broker answers to a pull: one lease."""
@@ -73,7 +73,7 @@ class Pull(FakeConsumer):
             self.flush()
             parts = self.core.pulled(book(self.core), *self.answered(*texts)) if texts else []
         batch = Batch(ReceivedMessage, parts)
-        self.puller.read_ahead(self.subscription, ask, len(batch))
+        self.puller.read_ahead(ask, len(batch))
         return batch
 
     def arrive(self, *texts: str, queue: int = 0) -> None:
@@ -139,7 +139,7 @@ def test_with_a_filter_a_good_part_of_what_was_asked_for_is_enough(got: int, rea
     for number in (1, 2):
         leases, body = frame(number, [Message(b"%d" % index, tag="paid") for index in range(got)], first=100 * number)
         batch = Batch(ReceivedMessage, pulls.core.pulled(book(pulls.core), leases, body))
-        pulls.puller.read_ahead(pulls.subscription, eight, len(batch))
+        pulls.puller.read_ahead(eight, len(batch))
         assert bool(pulls.link.together) == (reads_ahead and number == 2)
         batch.ack()
 
@@ -250,3 +250,114 @@ def test_words_that_could_not_leave_are_kept() -> None:
     pulls.link.is_usable = False
     pulls.pull(TWO)
     assert said(pulls.core.reports(book(pulls.core))) == [(2, "ACK", [(200, 2)])]
+
+
+# --- several brokers --------------------------------------------------------------------------------------------------
+
+
+class PullShards(FakeConsumer):
+    """A consumer that pulls at some shards, whose answers a test gives."""
+
+    def __init__(self, count: int = 3, **options: Any) -> None:
+        self.links = [PullLink(f"shard-{number}", number) for number in range(1, count + 1)]
+        super().__init__(ConsumerOptions("orders", "billing", **({"prefetch": 12} | options)), *self.links, named=count)
+        self.puller = Puller(self.subscriptions)
+        self._numbers = itertools.count(1)
+
+    @property
+    def asked(self) -> list[list[tuple[int, int]]]:
+        """What each shard was asked ahead since this was looked at last: messages, and milliseconds to wait."""
+        found = [[(header.max_messages, header.wait_ms) for header, _ in link.together] for link in self.links]
+        for link in self.links:
+            link.together.clear()
+        return found
+
+    def pull(self, ask: Ask, *had: int) -> list[int]:
+        """A pull that asks in turn for whole batches: how many messages each shard has that is asked; the batch's."""
+        parts = self.puller.from_stock(ask)
+        for one, count in zip(self.puller.rich() if not parts else (), had, strict=False):
+            number = next(self._numbers)
+            leases, body = frame(number, bodies(*map(str, range(count))), first=100 * number)
+            self.puller.got(one, ask.max_messages, count)
+            if count:
+                parts = self.core.pulled(one.book, leases, body)
+                break
+        batch = Batch(ReceivedMessage, parts)
+        brokers = [delivery.broker for delivery, indexes in parts for _ in indexes]
+        self.puller.read_ahead(ask, len(batch))
+        batch.ack()
+        return brokers
+
+    def arrive(self, shard: int, count: int) -> None:
+        """What a shard was asked ahead arrives."""
+        number = next(self._numbers)
+        leases, body = frame(number, bodies(*map(str, range(count))), first=100 * number)
+        head = response_head(Command.PULL, PullReply(leases if count else []), 1, len(body) if count else 0)
+        (answer,) = FrameParser(1 << 20).feed(head + (bytes(body) if count else b""))
+        self.links[shard].on_answer(answer)
+
+
+def test_each_of_several_brokers_gives_a_whole_batch_in_turn() -> None:
+    pulls = PullShards()
+    assert [pulls.pull(TWO, 2), pulls.pull(TWO, 2)] == [[0, 0], [1, 1]]
+    assert pulls.asked == [[], [], [(2, 0)]]
+    pulls.arrive(2, 2)
+    assert pulls.pull(TWO) == [2, 2]
+    assert pulls.asked == [[(2, 0)], [], []]
+    pulls.arrive(0, 2)
+    assert pulls.pull(TWO) == [0, 0]
+    assert pulls.asked == [[], [(2, 0)], []]
+
+
+def test_what_is_said_of_a_batch_leaves_with_the_next_request_to_its_own_broker() -> None:
+    pulls = PullShards()
+    pulls.pull(TWO, 2)
+    pulls.pull(TWO, 2)
+    for shard in (2, 0, 1):
+        pulls.arrive(shard, 2)
+        pulls.pull(TWO)
+    told = [[words for _, words in link.together] for link in pulls.links]
+    assert [said(words) for words in told[2]] == [[], [(3, "ACK", [(300, 2)])]]
+
+
+def test_a_broker_without_a_whole_batch_is_asked_meanwhile_for_a_small_one_and_may_wait() -> None:
+    pulls = PullShards(prefetch=24)
+    assert pulls.pull(Ask(4), 0, 4) == [1] * 4  # the first has nothing
+    assert pulls.asked == [[(2, 1000)], [], []]
+    assert pulls.pull(Ask(4), 4) == [2] * 4
+    assert pulls.asked == [[], [(4, 0)], []]
+    pulls.arrive(0, 2)  # all that it was asked for: there may be more
+    pulls.arrive(1, 4)
+    assert sorted(pulls.pull(Ask(4))) == [0, 0, 1, 1]
+
+
+def test_whoever_has_a_whole_batch_again_has_its_turn_again() -> None:
+    pulls = PullShards(2)
+    assert pulls.pull(TWO, 0, 2) == [1, 1]
+    ((_, wait_ms),) = pulls.asked[0]
+    assert wait_ms > 0
+    pulls.arrive(0, 1)
+    assert pulls.pull(TWO) == [0]
+    assert pulls.pull(TWO, 2) == [1, 1]
+    assert pulls.pull(TWO, 2) == [0, 0]
+
+
+def test_of_several_brokers_too_nothing_beyond_the_prefetch_is_asked_for() -> None:
+    pulls = PullShards(prefetch=8)
+    pulls.pull(Ask(5), 5)
+    pulls.pull(Ask(5), 5)
+    ((asked, _),) = pulls.asked[2]
+    assert asked == 3  # with the five in hand
+    pulls.arrive(2, 3)
+    assert len(pulls.pull(Ask(5))) == 3
+
+
+def test_a_broker_that_takes_long_is_read_by_another_thread_and_others_are_asked() -> None:
+    pulls = PullShards()
+    pulls.pull(TWO, 2)
+    pulls.pull(TWO, 2)
+    pulls.puller.give_up_ahead()
+    assert pulls.attended == [pulls.links[2]]
+    assert pulls.pull(TWO, 2) == [0, 0]
+    pulls.arrive(2, 2)
+    assert pulls.pull(TWO) == [2, 2]
