@@ -169,11 +169,17 @@ cdef bint _is_right(const uint8_t *at, int64_t size, const Rules *rules) noexcep
     return True
 
 
-def are_right(buffer, lengths, rules):
-    """Whether all records of a batch are certainly right; see `dmq.records.check.are_right_plain`."""
+def are_right(buffer, lengths, rules, int64_t raw_size=0):
+    """Whether all records of a batch are certainly right; see `dmq.records.check.are_right_plain`.
+
+    Parameters:
+        raw_size: of the block that follows the buffer, which the bodies that stand in it fill one after another; 0 if
+            pointers to blocks are looked at elsewhere.
+    """
     cdef Rules asked
     cdef Py_buffer data
-    cdef int64_t at = 0, size
+    cdef int64_t at = 0, filled = 0, size
+    cdef const uint8_t *record
     cdef Py_ssize_t index
     cdef Numbers sizes = Numbers(lengths)
     cdef bytes named = rules.named
@@ -191,10 +197,17 @@ def are_right(buffer, lengths, rules):
             size = sizes.get(index)
             if size < RECORD_BYTES_MIN or size > data.len - at:
                 return False
-            if not _is_right(<const uint8_t *>data.buf + at, size, &asked):
+            record = <const uint8_t *>data.buf + at
+            if not _is_right(record, size, &asked):
                 return False
+            if raw_size and record[FLAGS_AT] & BLOCK:
+                if at + dmq_get32(record + BODY_AT) != data.len or dmq_get32(record + BODY_AT + 4) != filled:
+                    return False
+                if dmq_get32(record + BODY_AT + 8) > asked.body_bytes_max:
+                    return False
+                filled += dmq_get32(record + BODY_AT + 8)
             at += size
-        return at == data.len
+        return at == data.len and filled == raw_size
     except OverflowError:
         return False
     finally:

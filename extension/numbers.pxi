@@ -1,4 +1,41 @@
-# A column of numbers, as few records have it (a tuple or list) and many (an array of numpy).
+# Columns of numbers: of few records a tuple or list, of many an array of numpy.
+
+def divide_columns(body, Py_ssize_t count, Py_ssize_t keys):
+    """The columns before the records of a batch, see `dmq.protocol.batch`: lengths (u32), which have a key (u32), and the
+    keys' hashes (u64), in native byte order; and what the lengths add up to. None if the keys are not right."""
+    cdef Py_buffer data
+    cdef Py_ssize_t index
+    cdef uint64_t total = 0
+    cdef int64_t last = -1
+    cdef bytearray lengths, hash_index, hashes
+    cdef const uint8_t *at
+    PyObject_GetBuffer(body, &data, PyBUF_SIMPLE)
+    try:
+        if keys < 0 or keys > count or count > data.len or 4 * count + 12 * keys > data.len:
+            return None
+        lengths = PyByteArray_FromStringAndSize(NULL, 4 * count)
+        hash_index = PyByteArray_FromStringAndSize(NULL, 4 * keys)
+        hashes = PyByteArray_FromStringAndSize(NULL, 8 * keys)
+        at = <const uint8_t *>data.buf
+        for index in range(count):
+            (<uint32_t *>PyByteArray_AS_STRING(lengths))[index] = dmq_get32(at)
+            total += dmq_get32(at)
+            at += 4
+        for index in range(keys):
+            if dmq_get32(at) <= last or dmq_get32(at) >= count:
+                return None
+            last = dmq_get32(at)
+            (<uint32_t *>PyByteArray_AS_STRING(hash_index))[index] = last
+            at += 4
+        for index in range(keys):
+            if not dmq_get64(at):
+                return None
+            (<uint64_t *>PyByteArray_AS_STRING(hashes))[index] = dmq_get64(at)
+            at += 8
+    finally:
+        PyBuffer_Release(&data)
+    return lengths, hash_index, hashes, total
+
 
 cdef class Numbers:
     """Numbers from 0 to 2**63-1.

@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dmq.compiled import choose
 from dmq.errors import InvalidRequest
 from dmq.protocol.frame import Buffer
 from dmq.records import EncodedBatch, LoneRecord
@@ -212,19 +213,32 @@ def _divide_few(body: Buffer, count: int, keys: int, due_count: int, *, data_at:
 
 def _divide_many(body: Buffer, count: int, keys: int, due_count: int, *, data_at: int, blocks: bool) -> Batch:
     data = memoryview(body)[data_at:]
-    lengths = np.frombuffer(body, ">u4", count).astype(np.uint32)
-    total = int(lengths.sum(dtype=np.uint64))
-    rest = len(data) - total
-    if rest and (rest < 0 or not blocks):
-        raise _bad_lengths(total, len(data))
-    hash_index = np.frombuffer(body, ">u4", keys, 4 * count).astype(np.uint32)
-    hashes = np.frombuffer(body, ">u8", keys, 4 * count + 4 * keys).astype(np.uint64)
-    if keys and (int(hash_index[-1]) >= count or not hashes.all() or (hash_index[1:] <= hash_index[:-1]).any()):
+    found = divide_columns(body, count, keys)
+    if found is None:
         raise _bad_keys()
+    rest = len(data) - found[3]
+    if rest and (rest < 0 or not blocks):
+        raise _bad_lengths(found[3], len(data))
+    lengths, hash_index = np.frombuffer(found[0], np.uint32), np.frombuffer(found[1], np.uint32)
+    hashes = np.frombuffer(found[2], np.uint64)
     dues = np.frombuffer(body, ">u8", due_count, data_at - 8 * due_count).astype(np.uint64)
     if due_count and int(dues.max()) > DUE_MAX_MS:
         raise _bad_dues()
     return Batch(data, lengths, hash_index, hashes, dues=dues, block_bytes=rest)
+
+
+def divide_columns_plain(body: Buffer, count: int, keys: int) -> tuple[Any, Any, Any, int] | None:
+    """Lengths, which have a key, and hashes, in native byte order, and what the lengths add up to; None if the keys do
+    not name each record at most once, rising, with a hash over 0."""
+    lengths = np.frombuffer(body, ">u4", count).astype(np.uint32)
+    hash_index = np.frombuffer(body, ">u4", keys, 4 * count).astype(np.uint32)
+    hashes = np.frombuffer(body, ">u8", keys, 4 * count + 4 * keys).astype(np.uint64)
+    if keys and (int(hash_index[-1]) >= count or not hashes.all() or (hash_index[1:] <= hash_index[:-1]).any()):
+        return None
+    return lengths, hash_index, hashes, int(lengths.sum(dtype=np.uint64))
+
+
+divide_columns: Final = choose(divide_columns_plain, "divide_columns")
 
 
 def _bad_lengths(total: int, data_bytes: int) -> InvalidRequest:

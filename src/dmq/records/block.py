@@ -103,6 +103,16 @@ def block_size(head: Buffer) -> int:
     return BLOCK_HEAD_BYTES + int(_HEAD.unpack_from(head)[1])
 
 
+def lone_block_size(buffer: Buffer, at: int) -> int:
+    """To how many bytes the block at a place expands, if it is right and reaches to the end; 0 if not."""
+    try:
+        block = _read_head(buffer, at)
+        _check_crc(buffer, at, block)
+    except RecordCorrupt:
+        return 0
+    return block.raw_size if block.end == len(buffer) else 0
+
+
 def _check_crc(buffer: Buffer, at: int, block: _Block) -> memoryview:
     """The data of a block; raises RecordCorrupt if it does not match its checksum."""
     view = memoryview(buffer)

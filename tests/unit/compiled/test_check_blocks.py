@@ -46,6 +46,15 @@ def verdict(data: bytearray, made: EncodedBatch, rules: Any, *, compiled: bool) 
     return None
 
 
+def checked(data: bytearray, made: EncodedBatch, rules: Any) -> Any:
+    """What `check_batch` says of it."""
+    try:
+        check_batch(data, made.lengths, rules, made.block_bytes)
+    except (RecordCorrupt, InvalidMessage) as error:
+        return type(error), error.message
+    return None
+
+
 def change(data: bytearray, draw: st.DataObject) -> None:
     for _ in range(draw.draw(st.integers(0, 3)) if data else 0):
         at = draw.draw(st.integers(0, len(data) - 1) | st.sampled_from([0, 4, 6, 59, 63, 64, 66, 67, 70, 71, 75, 79]))
@@ -67,7 +76,26 @@ def test_any_bytes_of_records_with_blocks_changed(draw: st.DataObject) -> None:
     else:
         change(data, draw)
     for rules in (batch_rules("orders"), batch_rules("orders", check_crc=True)):
-        assert verdict(data, made, rules, compiled=True) == verdict(data, made, rules, compiled=False)
+        said = verdict(data, made, rules, compiled=False)
+        assert verdict(data, made, rules, compiled=True) == said
+        assert checked(data, made, rules) == said
+
+
+@pytest.mark.parametrize("field", [67, 71, 75], ids=["distance", "place", "size"])
+@pytest.mark.parametrize("step", [-1, 1])
+def test_a_pointer_that_is_off_by_one_is_not_vouched_for(field: int, step: int) -> None:
+    made = WITH_BLOCKS
+    at = int(made.lengths[:7].sum()) + field
+    data = bytearray(made.data)
+    data[at : at + 4] = (int.from_bytes(data[at : at + 4], "big") + step).to_bytes(4, "big")
+    records, raw_size = memoryview(data)[: -made.block_bytes], sum(len(TEXT % number * 3) for number in range(COUNT))
+    rules = batch_rules("orders").with_blocks()
+    assert not speed.are_right(records, made.lengths, rules, raw_size)
+    right = memoryview(bytes(made.data))[: -made.block_bytes]
+    assert speed.are_right(right, made.lengths, rules, raw_size)
+    assert not speed.are_right(right, made.lengths, rules, raw_size + step)
+    with pytest.raises(RecordCorrupt):
+        check_batch(data, made.lengths, batch_rules("orders"), made.block_bytes)
 
 
 def test_records_with_blocks_are_vouched_for_where_they_are_allowed() -> None:

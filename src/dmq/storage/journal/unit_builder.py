@@ -114,15 +114,13 @@ class UnitBuilder:
             buffer = bytearray().join((head, lengths, *packed, others, *datas))
             tags = _stamp(buffer, parts, columns[0], start, origin=(self.server, stored_at_ms))
         else:
-            columns, more = _columns_many(parts, start + tables, hashes, dues)
-            if version == BLOCKS_VERSION and len(parts) > 1:
-                columns = (columns[0] + shift_many(rows), *columns[1:])
-            room = parts[0].room
-            if len(parts) == 1 and room is not None and len(room) >= length:
-                # The records stay where they were received: no byte of them is copied on its way to the disk.
-                buffer = room[len(room) - length :]
-                buffer[:tables] = b"".join((head, more[0], *packed, *more[1:]))
+            room = parts[0].room if len(parts) == 1 else None
+            if room is not None and len(room) >= length:
+                columns, buffer = _place(parts[0], room[len(room) - length :], (head, packed[0]), start + tables)
             else:
+                columns, more = _columns_many(parts, start + tables, hashes, dues)
+                if version == BLOCKS_VERSION and len(parts) > 1:
+                    columns = (columns[0] + shift_many(rows), *columns[1:])
                 buffer = bytearray().join((head, more[0], *packed, *more[1:], *datas))
             tags = _stamp(buffer, parts, columns[0], start, origin=(self.server, stored_at_ms))
         crc = crc32c(memoryview(buffer)[CRC_FROM:])
@@ -216,6 +214,26 @@ def _columns_many(parts: Sequence[Part], offset: int, hashes: int, dues: int) ->
         due_values = _joined([part.dues for part in parts if len(part.dues)], np.uint64)
         packed.append(due_values.astype(">u8"))
     return (offsets, lengths, hash_index, values, due_values), packed
+
+
+def _place(part: Part, unit: memoryview, packed: tuple[bytes, bytes], offset: int) -> tuple[Columns, memoryview]:
+    """The columns of a batch as arrays, and its unit where the batch was received: records, hashes and dues stay where
+    they are, and no byte of them is copied on its way to the disk.
+
+    Parameters:
+        unit: ends with the records, which have hashes and dues before them as a request has them.
+        packed: the unit's header and its row.
+        offset: where the first record will stand in the journal.
+    """
+    lengths = np.asarray(part.lengths, np.uint32)
+    # Not taken from where the request had them: after a write that failed, this is done once more.
+    tables = b"".join((packed[0], lengths.astype(">u4").data, packed[1]))
+    unit[: len(tables)] = tables
+    offsets = np.cumsum(lengths, dtype=np.int64)
+    offsets -= lengths
+    offsets += offset
+    hash_index, hashes = np.asarray(part.hash_index, np.uint32), np.asarray(part.hashes, np.uint64)
+    return (offsets, lengths, hash_index, hashes, np.asarray(part.dues, np.uint64)), unit
 
 
 _NO_INDEX: Final = np.empty(0, np.uint32)

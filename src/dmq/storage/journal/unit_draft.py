@@ -54,8 +54,8 @@ class Batch(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     received_at_ms: int = 0
     block_bytes: int = 0
     room: memoryview | None = None
-    """A view that ends with the records, has room before them, and may be overwritten: a batch with such a view gets a
-    unit to itself, made in place where the room suffices."""
+    """A view that ends with the records, has hashes and dues before them as a request has them, and room before these,
+    and may be overwritten: a batch with such a view gets a unit to itself, made in place where the room suffices."""
 
 
 class Placement(msgspec.Struct, frozen=True, gc=False):

@@ -16,8 +16,10 @@ from dmq.records.layout import IPV6
 from dmq.storage.journal.unit import (
     DUE,
     FEW,
+    HEADER_BYTES,
     NAMED,
     NO_ADDRESS,
+    ROW_BYTES,
     SNAPSHOT,
     Part,
     Row,
@@ -181,8 +183,12 @@ def test_a_unit_made_where_its_records_were_received_is_the_same(count: int, spa
     given_part = part(count, dues=dues)
     expected = built([given_part])
     tables = expected.header.length - len(given_part.data)
-    room = memoryview(bytearray(b"?" * (tables + spare) + bytes(given_part.data)))
-    unit = built([given_part._replace(data=room[tables + spare :].toreadonly(), room=room)])
+    others = tables - HEADER_BYTES - ROW_BYTES - 4 * count  # which a request has before the records as well
+    sent = bytes(expected.buffer[tables - others : tables]) + bytes(given_part.data)
+    room = memoryview(bytearray(b"?" * (tables - others + spare) + sent))
+    received = given_part._replace(data=room[tables + spare :].toreadonly(), room=room)
+    built([received])  # as if it could not be written
+    unit = built([received])
     assert bytes(unit.buffer) == bytes(expected.buffer)
     assert unit.header == expected.header
     assert columns(unit) == columns(expected)
