@@ -21,7 +21,7 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, CommitProperties, RemoveAction, Transaction
 
-from dmq.errors import ArchiveConflict, InvalidSettings, StorageError
+from dmq.errors import ArchiveConflict, Damaged, InvalidSettings, StorageError
 from dmq.pipeline.archive.folder import Folder, normal_uri
 from dmq.pipeline.archive.parquet import DT, Written
 from dmq.pipeline.object_store import delta_options, store_errors
@@ -116,7 +116,11 @@ class Table:
         return sorted(live, key=lambda file: (file.dt, file.path))
 
     def _load(self) -> DeltaTable | None:
-        """As it is at this moment."""
+        """As it is at this moment.
+
+        Raises:
+            Damaged: its log cannot be read.
+        """
         try:
             with store_errors(self.uri):
                 if self._delta is None:
@@ -125,6 +129,8 @@ class Table:
                     self._delta.update_incremental()
         except TableNotFoundError:
             self._delta = None
+        except DeltaError as error:
+            raise Damaged(f"the log of {self.uri} cannot be read, put _delta_log back from a copy: {error}") from error
         return self._delta
 
     # --- changing it ------------------------------------------------------------------------------------------------

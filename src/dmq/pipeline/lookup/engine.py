@@ -7,6 +7,7 @@ result. Nothing is spilled to a disk unless a folder is given for that.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -15,12 +16,13 @@ from typing import Any, Final, NamedTuple, Self
 import duckdb
 import pyarrow as pa
 
-from dmq.errors import InvalidRequest, InvalidSettings, LimitReached, TimedOut
+from dmq.errors import Damaged, DMQError, InvalidRequest, InvalidSettings, LimitReached, TimedOut
 from dmq.pipeline.object_store import scheme_of
 
 __all__ = ["Bounds", "Engine", "Result", "quoted"]
 
 _BATCH_ROWS: Final = 2048
+_OF_DUCKDB: Final = re.compile("[A-Za-z ]+ Error: ")  # how its errors begin, but for those of a file's decoding
 _ALLOWED: Final = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 
 
@@ -110,13 +112,20 @@ class Engine:
     # --- those of others --------------------------------------------------------------------------------------------
 
     def show(self, name: str, files: Sequence[str], schema: pa.Schema) -> None:
-        """Make a table visible under its name."""
+        """Make a table visible under its name.
+
+        Raises:
+            Damaged: a file is gone, or is none.
+        """
         self.reach(*files)
         if files:
             listed = ", ".join(map(quoted, files))
-            self._connection.execute(
-                f'CREATE OR REPLACE VIEW "{name}" AS SELECT * FROM read_parquet([{listed}], union_by_name = true)'
-            )
+            try:
+                self._connection.execute(
+                    f'CREATE OR REPLACE VIEW "{name}" AS SELECT * FROM read_parquet([{listed}], union_by_name = true)'
+                )
+            except duckdb.Error as error:
+                raise _told(error, self.bounds) from error
         else:
             self._connection.register(name, schema.empty_table())
 
@@ -210,7 +219,7 @@ class Engine:
         self.close()
 
 
-def _told(error: Exception, bounds: Bounds) -> InvalidRequest | LimitReached:
+def _told(error: Exception, bounds: Bounds) -> DMQError:
     """The error in words of ours."""
     text = " ".join(str(error).split("\n\nLINE")[0].split())
     if "Out of Memory" in text or isinstance(error, duckdb.OutOfMemoryException):
@@ -218,4 +227,7 @@ def _told(error: Exception, bounds: Bounds) -> InvalidRequest | LimitReached:
             f"the query needs more than {bounds.memory_bytes >> 20} MiB of memory: narrow it by topic and dt, or allow "
             "more with --memory"
         )
+    is_of_file = isinstance(error, duckdb.IOException | duckdb.InvalidInputException) and ".parquet" in text
+    if is_of_file or not _OF_DUCKDB.match(text):
+        return Damaged(f"a file of the archive is gone or damaged, put it back from a copy: {text}")
     return InvalidRequest(f"the query cannot be answered: {text}")

@@ -21,7 +21,7 @@ from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup.engine import Bounds, Engine
 from dmq.pipeline.replay.plan import NAMED_FILES, VERSION, Plan, Plans, Target
-from dmq.pipeline.replay.queue_files import STAGED, QueueFile, QueueFiles, digest_of
+from dmq.pipeline.replay.queue_files import STAGED, QueueFile, QueueFiles, check_bodies, digest_of
 from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.tables import MESSAGE, SCHEMAS
 from dmq.records import business_hash
@@ -73,13 +73,16 @@ def make_plan(archive: Archive, selection: Selection, target: Target, plans: Pla
     Raises:
         UnknownMessage: nothing is chosen.
         InvalidRequest: the selection's SQL is none.
+        Damaged: a file of the archive is.
     """
     version = archive.table(MESSAGE).version()
 
     def write(folder: Folder) -> dict[int, QueueFile]:
         files = QueueFiles(folder)
         with _Chosen(archive, selection) as chosen:
-            for batch in chosen.stream(f"SELECT {', '.join((*STAGED.names, 'queue'))} FROM chosen ORDER BY {ORDER}"):
+            asked = ", ".join((*STAGED.names, "queue", "body_crc"))
+            for batch in chosen.stream(f"SELECT {asked} FROM chosen ORDER BY {ORDER}"):
+                check_bodies(batch)
                 files.add(batch, queues_of(batch, target))
         return files.close()
 

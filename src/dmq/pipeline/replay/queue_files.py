@@ -15,11 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from crc32c import crc32c
 
+from dmq.errors import Damaged
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.tables import MESSAGE, SCHEMAS
 
-__all__ = ["STAGED", "QueueFile", "QueueFiles", "digest_of"]
+__all__ = ["STAGED", "QueueFile", "QueueFiles", "check_bodies", "digest_of"]
 
 _ROW_GROUP_ROWS: Final = 4096
 _BUFFER_BYTES: Final = 64 << 20
@@ -44,6 +46,25 @@ def digest_of(files: Mapping[int, QueueFile]) -> str:
     for queue in sorted(files):
         whole.update(f"{queue} {files[queue].rows} {files[queue].digest}\n".encode())
     return whole.hexdigest()
+
+
+def check_bodies(batch: pa.RecordBatch) -> None:
+    """Compare bodies with the checksums that they were archived with: Parquet has none of its own.
+
+    Parameters:
+        batch: with `message_id`, `body` and `body_crc`.
+
+    Raises:
+        Damaged: one is another.
+    """
+    wanted = batch["body_crc"].to_pylist()
+    for index, (body, crc) in enumerate(zip(batch["body"], wanted, strict=True)):
+        raw = body.as_buffer()
+        if crc is not None and crc32c(b"" if raw is None else raw) != crc:
+            raise Damaged(
+                f"the body of message {batch['message_id'][index]} is not what was archived: a file of table message "
+                "is damaged, put it back from a copy, or leave the message out"
+            )
 
 
 class _Queue:

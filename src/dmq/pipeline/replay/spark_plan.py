@@ -37,7 +37,7 @@ from dmq.pipeline.archive.table_store import Archive, LiveFile
 from dmq.pipeline.lookup.engine import Bounds, Engine
 from dmq.pipeline.replay.plan import Plan, Plans, Target
 from dmq.pipeline.replay.plan_builder import ORDER, keep_plan, queues_of
-from dmq.pipeline.replay.queue_files import STAGED, QueueFile, QueueFiles
+from dmq.pipeline.replay.queue_files import STAGED, QueueFile, QueueFiles, check_bodies
 from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.tables import MESSAGE, SCHEMAS
 
@@ -181,7 +181,8 @@ class _RowReader(DataSourceReader):
         assert isinstance(partition, _RowPartition)
         chosen, columns = self._chosen, [name for name in self._schema.names if name != _TARGET]
         has_target = _TARGET in self._schema.names
-        asked = ", ".join(dict.fromkeys((*columns, *(("priority", "flags", "queue") if has_target else ()))))
+        more = ("priority", "flags", "queue", "body_crc") if has_target else ()
+        asked = ", ".join(dict.fromkeys((*columns, *more)))
         with Engine(Bounds(memory_bytes=_MEMORY_BYTES)) as engine:
             engine.show("mine", partition.files, SCHEMAS[MESSAGE])
             engine.show(MESSAGE, chosen.every or partition.files, SCHEMAS[MESSAGE])
@@ -190,6 +191,7 @@ class _RowReader(DataSourceReader):
             for batch in engine.stream(query, _READ_ROWS):
                 arrays = [batch[name].cast(self._schema.field(name).type) for name in columns]
                 if has_target:
+                    check_bodies(batch)
                     arrays.append(pa.array(queues_of(batch, chosen.target), pa.int64()))
                 names = [*columns, *((_TARGET,) if has_target else ())]
                 yield pa.RecordBatch.from_arrays(arrays, names=names).select(self._schema.names)

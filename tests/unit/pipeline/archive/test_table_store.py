@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from pyarrow import fs
 
-from dmq.errors import ArchiveConflict, InvalidSettings, StorageError
+from dmq.errors import ArchiveConflict, Damaged, InvalidSettings, StorageError
 from dmq.pipeline.archive.parquet import Written, write_days, write_parquet
 from dmq.pipeline.archive.table_store import Archive, Table
 from dmq.pipeline.object_store import open_parquet
@@ -184,6 +184,15 @@ def test_files_are_swapped_only_while_they_are_there(place: str) -> None:
     assert (len(table.files()), table.rows()) == (1, 4)
     with pytest.raises(ArchiveConflict, match="replaced meanwhile"):
         table.swap(old, written(table, 0, 4))
+
+
+def test_a_log_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    table = table_at(str(tmp_path))
+    table.commit(written(table, 0, 1), app_id="x", version=1)
+    for entry in tmp_path.glob("*/_delta_log/*.json"):
+        entry.write_text(entry.read_text()[:20])
+    with pytest.raises(Damaged, match=r"the log of .* cannot be read, put _delta_log back from a copy"):
+        table_at(str(tmp_path)).rows()
 
 
 def test_files_are_chosen_by_day_and_by_the_values_in_them(place: str) -> None:

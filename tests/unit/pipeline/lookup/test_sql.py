@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dmq.errors import InvalidRequest, LimitReached, TimedOut
+from dmq.errors import Damaged, InvalidRequest, LimitReached, TimedOut
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup.engine import Bounds
 from dmq.pipeline.lookup.lookup import run_sql
@@ -98,3 +98,18 @@ def test_time_is_bounded(folder: str) -> None:
     query = "SELECT sum(sin(a.range * b.range)) FROM range(100000000) a, range(100000000) b"
     with pytest.raises(TimedOut, match=r"0\.2 s"):
         run_sql(folder, query, Bounds(seconds=0.2))
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "undecodable"])
+def test_a_file_that_is_gone_or_damaged_is_told(tmp_path: Path, harm: str) -> None:
+    rows = [message_row(number, body=b"x" * number) for number in range(100)]
+    commit_messages(Archive.create(str(tmp_path)), rows)
+    (file,) = tmp_path.glob("message/dt=*/*.parquet")
+    if harm == "gone":
+        file.unlink()
+    else:
+        raw = bytearray(file.read_bytes())
+        raw[4:2000] = bytes(1996)  # the pages at the beginning
+        file.write_bytes(raw[:-500] if harm == "cut" else raw)
+    with pytest.raises(Damaged, match="a file of the archive is gone or damaged, put it back from a copy"):
+        run_sql(str(tmp_path), "SELECT message_id, topic, body FROM message")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dmq.errors import InvalidRequest, MessageTooLarge, UnknownMessage, WrongFormat
+from dmq.errors import Damaged, InvalidRequest, MessageTooLarge, UnknownMessage, WrongFormat
 from dmq.model import MessageId
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.replay.batches import Parcel, parcels
@@ -56,6 +56,18 @@ def ids(found: Iterable[Parcel]) -> list[int]:
 
 
 # --- what is chosen -------------------------------------------------------------------------------------------------
+
+
+def test_a_body_that_is_not_what_was_archived_is_not_sent(tmp_path: Path) -> None:
+    bodies = (b"", None, b"one", b"two")
+    rows = [message_row(number) | {"body": body} for number, body in enumerate(bodies)]
+    rows[0]["body_crc"] = rows[1]["body_crc"] = 0
+    rows[2]["body_crc"] = None  # nothing is known of it
+    archive = archive_of(tmp_path, rows)
+    with pytest.raises(Damaged, match=f"the body of message {MessageId(7, 3)} is not what was archived"):
+        plan_of(archive)
+    assert plan_of(archive, Selection(where="queue_offset = 0 AND queue < 3"))[0].total == 3
+    assert [path.name for path in (tmp_path / "replay").rglob("*.json")] == ["plan.json"]
 
 
 @pytest.mark.parametrize(
