@@ -20,7 +20,7 @@ from typing import Self
 import pyspark
 
 from dmq.testing.processes import free_port
-from tests.spark.conftest import JAVA_OPTIONS, LOG4J
+from tests.spark.conftest import JAVA_OPTIONS, LOG4J, ROOT
 
 SPARK_HOME = Path(pyspark.__file__).parent
 SECONDS = 120.0
@@ -79,6 +79,20 @@ class Cluster:
         Parameters:
             conf: more settings for Spark.
         """
+        options = self.options(conf)
+        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.url, *options, str(program), *arguments]
+        return subprocess.run(
+            command,
+            env=self.environment(),
+            cwd=self._folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def options(self, conf: Mapping[str, str] | None = None) -> list[str]:
+        """Settings for a driver, as `spark-submit` and `dmq archive` take them."""
         settings = {
             "spark.ui.enabled": "false",
             "spark.driver.memory": "512m",
@@ -88,17 +102,12 @@ class Cluster:
             "spark.sql.shuffle.partitions": "2",
             **(conf or {}),
         }
-        options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.url, *options, str(program), *arguments]
-        return subprocess.run(
-            command,
-            env=self._environment(),
-            cwd=self._folder,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+
+    @property
+    def pids(self) -> list[int]:
+        """Of master and workers."""
+        return [process.pid for process in self._processes]
 
     def log(self, name: str) -> str:
         """What `master`, `worker-0` and so on have said."""
@@ -121,7 +130,7 @@ class Cluster:
                     command,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=self._environment(),
+                    env=self.environment(),
                     cwd=self._folder,
                     start_new_session=True,
                 )
@@ -139,9 +148,11 @@ class Cluster:
             f"{JAVA_OPTIONS} -Djava.io.tmpdir={scratch} -Dlog4j2.configurationFile=file:{self._folder}/{log}.properties"
         )
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Of its processes, and of drivers."""
         return {
             **os.environ,
+            "PYTHONPATH": str(ROOT),  # so that they find what tests define
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_HOME": str(SPARK_HOME),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sqlalchemy import create_engine, insert, select
+from py4j.protocol import Py4JJavaError
+from sqlalchemy import create_engine, insert, select, text
 
+from dmq.deadletters.engines import make_engine
+from dmq.deadletters.url import check_url
 from dmq.errors import InvalidSettings
 from dmq.outbox.repair.table_reader import OutboxReader
 from dmq.outbox.schema import tables
@@ -20,7 +25,12 @@ from dmq.pipeline.jobs.job import JobContext
 from dmq.pipeline.lookup.lookup import run_sql
 from dmq.pipeline.tables import RECONCILE_DIFF
 from tests.archive_rows import Days, archive_rows, table_rows
+from tests.databases import DatabaseServers
 from tests.object_store import ObjectStore
+from tests.patience import eventually
+from tests.spark import mortal_reconcile
+from tests.spark.driver_process import run_driver
+from tests.spark.python_workers import kill_workers
 from tests.spark.quick_queries import quick
 
 if TYPE_CHECKING:
@@ -36,11 +46,15 @@ def send_id(number: int, at: datetime = SENT) -> str:
 
 
 class World:
-    """A sender's database, a consumer's, and an archive, in which everything agrees until a test says otherwise."""
+    """A sender's database, a consumer's, and an archive, in which everything agrees until a test says otherwise.
 
-    def __init__(self, folder: Path, tables: str = "") -> None:
-        self.urls = [f"sqlite:///{folder / name}.db" for name in ("sender", "consumer")]
-        self.sender, self.consumer = map(create_engine, self.urls)
+    Parameters:
+        urls: of the two databases; SQLite files if left out.
+    """
+
+    def __init__(self, folder: Path, tables: str = "", urls: Sequence[str] = ()) -> None:
+        self.urls = [*urls] or [f"sqlite:///{folder / name}.db" for name in ("sender", "consumer")]
+        self.sender, self.consumer = (make_engine(check_url(url, "--outbox")) for url in self.urls)
         for engine, mine in ((self.sender, (TABLES.send, TABLES.result)), (self.consumer, (TABLES.consumer,))):
             TABLES.metadata.create_all(engine, tables=list(mine))
         self.archive = Archive(tables or str(folder / "archive"))
@@ -99,6 +113,12 @@ class World:
     def states(self) -> dict[str, str]:
         with self.sender.connect() as connection:
             return {row.send_id: row.state for row in connection.execute(select(TABLES.send))}
+
+    def waits_for_lock(self) -> bool:
+        """Whether somebody does, at the consumer's PostgreSQL."""
+        asked = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+        with self.consumer.connect() as connection:
+            return bool(connection.execute(asked).scalar())
 
     def run(self, spark: SparkSession, *, now: datetime = NOW, **options: str) -> Any:
         named = {f"reconcile.{name}": value for name, value in options.items()}
@@ -212,6 +232,67 @@ def test_tables_that_tasks_read_are_compared_alike_and_in_an_object_store(
             rows = run_sql(world.archive.uri, "SELECT send_id, found_at FROM reconcile_diff").table.to_pylist()
             found.append({row["send_id"] for row in rows if row["found_at"] == now})
     assert found == [wrong] * 3
+    world.close()
+
+
+def fill(world: World, count: int) -> dict[str, str]:
+    """Messages of all kinds, some hundred in a second, every seventh of which is wrong; the problem by send id."""
+    wrong: dict[str, str] = {}
+    for number in range(count):
+        at = SENT + timedelta(milliseconds=number * 7)
+        if number % 7:
+            world.good(number, at=at)
+            continue
+        kind = ("not_sent", "not_archived", "not_consumed", "no_result")[number // 7 % 4]
+        name = world.put(number, state="NEW" if kind == "not_sent" else "SENT", at=at)
+        wrong[name] = kind
+        if kind in ("not_consumed", "no_result"):
+            world.stored(name)
+        if kind == "no_result":
+            world.consumed(name)
+    archive_rows(world.archive, world.days, 1)
+    return wrong
+
+
+def problems(world: World, now: datetime = NOW) -> Counter[tuple[str, str]]:
+    rows = table_rows(world.archive, RECONCILE_DIFF)
+    return Counter((row["send_id"], row["problem"]) for row in rows if row["found_at"] == now)
+
+
+@pytest.mark.soak
+def test_tasks_find_in_servers_what_one_process_finds_though_driver_and_workers_are_killed(
+    spark: SparkSession, database_servers: DatabaseServers, tmp_path: Path
+) -> None:
+    """The sender has MariaDB, the consumer PostgreSQL; each moment is compared as if nothing had happened."""
+    world = World(tmp_path, urls=[database_servers.get(kind).url for kind in ("mariadb", "postgresql")])
+    wrong = fill(world, 400)
+    for later, tasks in enumerate(("1", "3")):
+        world.run(spark, now=NOW + timedelta(seconds=later), tasks=tasks)
+    at = NOW + timedelta(minutes=1)
+    for point in mortal_reconcile.POINTS:
+        words = (world.archive.uri, at.isoformat(), point, *world.urls)
+        killed = run_driver(tmp_path / "scratch", mortal_reconcile.__name__, *words)
+        assert killed.returncode == -9, (point, killed.stdout, killed.stderr)
+    states = world.states()
+    assert [states[name] for name, problem in wrong.items() if problem == "not_consumed"] == ["SENT"] * 14
+    # The last one that was killed had ordered no resends: the next run does.
+    assert world.run(spark, now=at + timedelta(seconds=1), tasks="3", resend="true").notes[-1] == "29 are sent again"
+    moments = (NOW, NOW + timedelta(seconds=1), at, at + timedelta(seconds=1))
+    assert [problems(world, moment) for moment in moments] == [Counter(wrong.items())] * 4
+
+    # Workers die while they wait for a table that somebody has locked.
+    at += timedelta(minutes=1)
+    with world.consumer.begin() as lock, ThreadPoolExecutor(1) as thread:
+        lock.execute(text(f"LOCK TABLE {TABLES.consumer.name} IN ACCESS EXCLUSIVE MODE"))
+        running = thread.submit(world.run, spark, now=at, tasks="3")
+        eventually(lambda: world.waits_for_lock() or running.done())
+        assert kill_workers()
+        with pytest.raises(Py4JJavaError, match="worker exited unexpectedly"):
+            running.result()
+    assert problems(world, at) == Counter()
+    world.run(spark, now=at, tasks="3")
+    again = {name: "no_result" if problem == "no_result" else "not_sent" for name, problem in wrong.items()}
+    assert problems(world, at) == Counter(again.items())
     world.close()
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from dmq.pipeline.replay.sender import ReplayProgress
 from dmq.pipeline.replay.spark_plan import make_plan_by_spark
 from dmq.testing.processes import BrokerProcess
 from tests.object_store import ObjectStore
+from tests.spark.python_workers import kill_workers
 from tests.spark.quick_queries import quick
 from tests.unit.pipeline.archives import NOON, commit_messages, message_row
 
@@ -153,39 +152,6 @@ def test_each_message_is_sent_once_though_workers_are_killed(
     # One process finds all of it stored, and nothing is left of the rows.
     assert execute(archive, shared_broker.url, ReplayRequest(None, "", "killed"))[1:] == (0, COUNT)
     assert sorted(path.name for path in Path(tables, "replay", "killed").iterdir()) == ["done.json", "plan.json"]
-
-
-def kill_workers() -> list[int]:
-    """End the Python workers of this process's JVM, but for the daemon that they come from; returns which."""
-    parents = {int(path.name): parent_of(path) for path in Path("/proc").iterdir() if path.name.isdigit()}
-    found = [
-        pid
-        for pid, parent in parents.items()
-        if "pyspark.daemon" in words_of(pid) and "pyspark.daemon" in words_of(parent) and is_below(pid, parents.get)
-    ]
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
-    return found
-
-
-def parent_of(process: Path) -> int:
-    try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
-
-
-def words_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def is_below(pid: int, parent: Callable[[int], int | None]) -> bool:
-    while pid and pid != os.getpid():
-        pid = parent(pid) or 0
-    return pid > 0
 
 
 def test_an_archive_in_an_object_store_is_replayed(
