@@ -146,7 +146,7 @@ class ConsumerOptions:
             prefetch_messages=credit.messages,
             prefetch_bytes=credit.bytes,
             lease_ms=self.lease_ms,
-            batch=min(self.batch, share),
+            batch=self._batch_of(share),
             parallel=self.parallel,
             flags=self.flags,
             start_from=start_from,
@@ -155,6 +155,12 @@ class ConsumerOptions:
             holding=[*holding[:LIST_MAX]],
             strategy=self.strategy,
         )
+
+    def _batch_of(self, share: int) -> int:
+        """How many messages one push of a broker has at most that has a share of the prefetch."""
+        # A share that is not twice a batch would come as a batch and a rest of it, and cost as much as two batches.
+        is_free = not self.parallel and not self.ordered
+        return share if is_free and self.batch < share < 2 * self.batch else min(self.batch, share)
 
     def pull(
         self,

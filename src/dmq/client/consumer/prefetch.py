@@ -51,6 +51,7 @@ class CreditWindow:
         "_lately_since",
         "_looked",
         "_seen",
+        "_since",
         "ceiling",
         "is_shared",
         "size",
@@ -60,6 +61,7 @@ class CreditWindow:
         self.ceiling = ceiling
         self.is_shared = is_shared
         self.size = 1 if is_shared else ceiling
+        self._since: float | None = None
         self._begun = self._looked = 0.0
         self._finished = self._seen = 0
         # What was finished in this half second, and in the one before.
@@ -70,6 +72,8 @@ class CreditWindow:
         """Have room for so many handlers."""
         self.size = min(self.ceiling, max(self.size, self._floor(handlers)))
         self._begun, self._finished = now, 0
+        if self._since is None:
+            self._since = now
         self.watch(now)
 
     def _floor(self, handlers: float) -> int:
@@ -93,7 +97,8 @@ class CreditWindow:
         if self._finished < self.size:
             return False
         is_quick = now - self._begun <= _GROW_SECONDS
-        is_low = is_quick and self.size >= self.ceiling
+        # At first all are small, and the one that is quickest would get what the others are about to need.
+        is_low = is_quick and self.size >= self.ceiling and now - (self._since or 0.0) >= LOOK_SECONDS
         if is_quick:
             self.grow()
         self._begun, self._finished = now, 0

@@ -383,7 +383,7 @@ class Subscription(Generic[P]):
         if self._all.is_divided:
             self._all.received(self)
         self._give_back_stray(leases)
-        self._all.subscriber.wake(count if self._all.is_divided else self._core.hands_for(count))
+        self._all.subscriber.wake(self._core.hands_for(count))
 
     def _confirm(self, link: NamedLink, leases: Sequence[Lease], body: bytes) -> None:
         """Take a push that may be old once its leases are known to be ours, without those that are not."""
@@ -652,8 +652,9 @@ class Subscriptions(Generic[P]):
         return self.core.handlers * each / len(self._all)
 
     def note_credit(self) -> None:
-        """Have half of our credit returned at a time: handlers work on the other half meanwhile."""
-        self.core.urgent_count = max(1, sum(one.window.size for one in self._all) // 2)
+        """Have half of our credit, or one broker's, returned at a time: handlers work on the rest meanwhile."""
+        credit = sum(one.window.size for one in self._all)
+        self.core.urgent_count = max(1, credit // max(2, len(self._all)))
 
     def starve(self) -> None:
         """Handlers wait for messages: have more sent where we have all that we asked for."""

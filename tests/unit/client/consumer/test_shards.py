@@ -9,7 +9,7 @@ import pytest
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.consumer.options import ConsumerOptions
-from dmq.client.consumer.prefetch import CreditWindow, loans
+from dmq.client.consumer.prefetch import LOOK_SECONDS, CreditWindow, loans
 from dmq.client.consumer.strategy import SETTLED_SECONDS
 from dmq.client.consumer.subscription import Subscriptions
 from dmq.errors import SubscriptionConflict, UnknownTopic
@@ -34,15 +34,18 @@ ME = "me.1"
 
 
 class Shards(FakeConsumer):
-    """A consumer that is subscribed at some shards, numbered from 1 on."""
+    """A consumer that is subscribed at some shards, numbered from 1 on, for so long that shares may move."""
 
-    def __init__(self, count: int = 3, named: int | None = None, handlers: int = 1, **options: Any) -> None:
+    def __init__(
+        self, count: int = 3, named: int | None = None, handlers: int = 1, *, is_new: bool = False, **options: Any
+    ) -> None:
         self.links = [FakeLink(f"shard-{number}", number) for number in range(1, count + 1)]
         super().__init__(
             ConsumerOptions("orders", "billing", **options), *self.links, named=count if named is None else named
         )
         self.core.handlers = handlers
         self.subscriptions.begin()
+        self.clock.advance(0.0 if is_new else LOOK_SECONDS)
         self._leases = 0
         self._answered: list[Request] = []
 
@@ -131,6 +134,48 @@ def test_a_shard_that_has_all_messages_gets_all_credit_but_one_of_each_other(opt
         assert sum(made.credits()) <= 30
     assert made.shares == [1, 28, 1]
     assert made.credits() == [1, 28, 1]
+
+
+def test_the_first_shard_that_has_messages_leaves_the_others_their_shares_until_they_could_have_some() -> None:
+    made = Shards(prefetch=30, is_new=True)
+    for _ in range(5):
+        made.push(2, made.credit(2))
+        made.handle(100)
+    assert made.shares == [10, 10, 10]
+    assert made.credit(2) == 10
+    made.clock.advance(LOOK_SECONDS)
+    for _ in range(8):
+        made.push(2, made.credit(2))
+        made.handle(100)
+    assert made.shares == [1, 28, 1]
+
+
+def test_credit_is_returned_by_the_share_of_one_shard() -> None:
+    made = Shards(prefetch=30)
+    for _ in range(6):
+        for shard in (1, 2, 3):
+            made.push(shard, made.credit(shard))
+        made.handle(100)
+    assert made.credits() == [10, 10, 10]
+    assert made.core.urgent_count == 10
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "batch"),
+    [
+        (1, {}, 25),
+        (2, {}, 25),
+        (3, {}, 33),  # not 25 and a rest of 8
+        (5, {}, 20),
+        (3, {"ordered": True}, 10),
+        (3, {"parallel": 2}, 10),
+    ],
+)
+def test_a_push_of_a_shard_has_its_whole_share_or_an_even_part_of_it(
+    count: int, options: dict[str, Any], batch: int
+) -> None:
+    made = Shards(count, prefetch=100, **options)
+    assert made.subscribed(count)[0].batch == batch
 
 
 def test_shards_that_get_messages_again_get_their_shares_back() -> None:
