@@ -29,8 +29,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from dmq.client.producer.numbered_sender import NumberedBatch
 from dmq.client.producer.outcome import Outcome, Wakeable
 from dmq.client.producer.retry_policy import History
-from dmq.errors import ConsumeTimeout, DMQError, OutOfRetries
-from dmq.model import Durability, Message, Receipt, place_shard
+from dmq.errors import ConsumeTimeout, OutOfRetries
+from dmq.model import Durability, Message, place_shard
 
 __all__ = [
     "SECOND_BYTES_MIN",
@@ -109,7 +109,7 @@ class SendBatch(Outcome, NumberedBatch):
     is_kept = False  # its bytes outlive an end that tells nothing, see `Sender.resume`
     asked_again_at = 0.0
     again: SendBatch | None = None  # the same messages on their way once more
-    parts: Sequence[tuple[SendBatch, int]] = ()  # what stands for each message, once they were divided anew
+    parts: Sequence[tuple[SendBatch, int]] = ()
     parent: SendBatch | None = None  # whose messages it has, of those
     tasks: Any = None  # the waiter of the tasks of an event loop that wait for it, which they share
 
@@ -139,18 +139,6 @@ class SendBatch(Outcome, NumberedBatch):
         """Let go of what was encoded; not of messages that may have to be divided anew, by other slots."""
         if not self.lane.key.slots_version or self.is_done:
             self.messages, self.bodies, self.keys, self.extras = [], [], [], []
-
-    def receipt(self, index: int) -> Receipt:
-        if self.parts:
-            part, at = self.parts[index]
-            return part.receipt(at)
-        return super().receipt(index)
-
-    def failure(self, index: int) -> DMQError | None:
-        if self.parts:
-            part, at = self.parts[index]
-            return part.failure(at)
-        return super().failure(index)
 
     def divided(self, lanes: Sequence[Lane]) -> list[SendBatch]:
         """Its messages in batches of other lanes, one lane for each message. Nothing of it was stored."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from dmq.client.connection.threads import Waiter
 from dmq.errors import ConsumeTimeout, DMQError
@@ -25,6 +25,9 @@ DURABILITY_NAMES: Final = tuple(
 # Guards the moment at which a batch becomes done against callbacks and waiters that are being added. Held for
 # nanoseconds, so that one for all batches beats one lock in each.
 _ending = threading.Lock()
+_new: Final = tuple.__new__  # a call of a tuple's class costs twice as much
+# Producer, number and offset of the first message, -1 if they have none; topic, queue, durability and shard of all.
+_Shared: TypeAlias = tuple[int, int, int, str, int, str, int]
 
 
 class Wakeable(Protocol):
@@ -51,6 +54,8 @@ class Outcome:
     _waiters: list[Wakeable] | None = None
     _line: dict[Wakeable, None] | None = None
     _callbacks: list[Callable[[], Any]] | None = None
+    _shared: _Shared | None = None
+    parts: Sequence[tuple[Outcome, int]] = ()  # what stands for each message, once they were divided anew
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -135,17 +140,27 @@ class Outcome:
 
     def receipt(self, index: int) -> Receipt:
         """The receipt of one message; only of a batch that went well."""
+        if self.parts:
+            part, at = self.parts[index]
+            return part.receipt(at)
+        producer_id, sequence, offset, topic, queue, level, shard = self._shared or self._share()
+        message_id = _new(MessageId, (producer_id, sequence + index))
+        offset = -1 if offset < 0 else offset + index
+        return Receipt(message_id, topic, queue, offset, durability=level, shard=shard)
+
+    def _share(self) -> _Shared:
+        """What the receipts of its messages are made of: the first numbers, and what all have."""
         reply = self.reply
         assert reply is not None
-        message_id = MessageId(self.producer_id, self.first_sequence + index)
         if isinstance(reply, Spooled):
             queue = place_queue(reply.queue) if reply.queue >= 0 else -1
-            return Receipt(message_id, self.topic, queue, -1, durability="spooled", shard=self.shard)
-        offset = reply.first_offset + index if self.has_offsets else -1
-        # A delayed or prepared message gets its queue with its place.
-        queue = -1 if reply.queue == ANY_QUEUE else reply.queue
-        level = DURABILITY_NAMES[reply.durability]
-        return Receipt(message_id, self.topic, queue, offset, durability=level, shard=self.shard)
+            offset, level = -1, "spooled"
+        else:
+            offset = reply.first_offset if self.has_offsets else -1
+            # A delayed or prepared message gets its queue with its place.
+            queue, level = -1 if reply.queue == ANY_QUEUE else reply.queue, DURABILITY_NAMES[reply.durability]
+        self._shared = self.producer_id, self.first_sequence, offset, self.topic, queue, level, self.shard
+        return self._shared
 
     def tell(self, index: int, on_delivery: Callable[[Receipt | None, DMQError | None], Any]) -> Any:
         """Tell what became of one message; only once that is known. Returns what the function does."""
@@ -154,6 +169,9 @@ class Outcome:
 
     def failure(self, index: int) -> DMQError | None:
         """Why one message failed; None if it is stored. Only once that is known."""
+        if self.parts:
+            part, at = self.parts[index]
+            return part.failure(at)
         return None if self.error is None else self.error_of(index)
 
     def error_of(self, index: int) -> DMQError:
