@@ -12,12 +12,18 @@ __all__ = ["PATIENCE_S", "eventually", "eventually_async"]
 PATIENCE_S = 120.0
 
 
-def eventually(holds: Callable[[], object], what: str = "it never happened", *, seconds: float = PATIENCE_S) -> None:
+def eventually(
+    holds: Callable[[], object],
+    what: str = "it never happened",
+    *,
+    seconds: float = PATIENCE_S,
+    look_seconds: float = 0.005,
+) -> None:
     """Wait until something holds; fail if it never does."""
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, what
-        time.sleep(0.005)
+        time.sleep(look_seconds)
 
 
 async def eventually_async(holds: Callable[[], object], what: str = "it never happened") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -109,9 +110,10 @@ def test_what_was_acked_over_a_connection_that_broke_costs_no_attempt(broker: Br
         deadline = time.monotonic() + 60
         while scene.lag():  # unless the acks were kept, and sent again
             assert time.monotonic() < deadline
-            for message in consumer.pull(20, wait=0.1):
-                assert message.attempt == 1
-                message.ack()
+            with contextlib.suppress(NotConnected):  # it is not back yet
+                for message in consumer.pull(20, wait=0.1):
+                    assert message.attempt == 1
+                    message.ack()
 
 
 def test_an_answer_that_comes_too_late_goes_back_untried(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +17,12 @@ from dmq.model import Message
 from dmq.outbox.schema import create_tables, tables
 from dmq.outbox.sender.envelope import RESULT_TO, SEND_ID, SEQUENCE, Result, make_send_id, result_topic, unpack_result
 from tests.databases import DatabaseServers
+from tests.patience import PATIENCE_S, eventually
 
 KINDS = ("sqlite", "mariadb", "postgresql")
 DRIVERS = {"sqlite": "sqlite", "mariadb": "mariadb+pymysql", "postgresql": "postgresql+psycopg"}
 AIO_DRIVERS = {"sqlite": "sqlite+aiosqlite", "mariadb": "mariadb+aiomysql", "postgresql": "postgresql+psycopg"}
-SECONDS = 60.0
+SECONDS = PATIENCE_S
 
 metadata = MetaData()
 EFFECTS = Table(
@@ -107,11 +107,8 @@ def results(client: Client, topic: str = "orders") -> list[Result]:
 
 
 def until(is_done: Callable[[], object], what: str = "it does not happen") -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + SECONDS
-    while not is_done():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
+    """Wait until something holds, looking less often than `eventually`: a look is a query."""
+    eventually(is_done, what, look_seconds=0.02)
 
 
 @contextmanager
