@@ -10,16 +10,11 @@ PLACES: dict[str, set[str]] = {
     "wide_functions": {
         "dmq.client.aio.connection:AioConnection.submit",
         "dmq.client.connection.connection:Connection.submit",
-        "dmq.client.consumer.follow:follow",
-        "dmq.client.consumer.options:ConsumerOptions.__init__",
         "dmq.client.connection.link:NamedLink.submit",
-        "dmq.protocol.frame:frame_head",
-        "dmq.protocol.frame:build_frame",
         "dmq.records.encoder:make_shape",
         "dmq.records.encoder:remembered_shape",
         "dmq.records.encoder:encode_batch",
         "dmq.records.encoder:encode_plain",
-        "dmq.storage.index.block_file:write_blocks",
     },
 }
 

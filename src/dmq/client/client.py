@@ -249,11 +249,12 @@ class Client:
             InvalidSettings, InvalidName: a value makes no sense.
         """
         self._check_open()
-        options = ConsumerOptions(
-            topic, group, tags=tags, ordered=ordered, broadcast=broadcast, start_from=start_from, prefetch=prefetch,
-            batch=batch, parallel=parallel, lease=lease, max_attempts=max_attempts, auto_ack=auto_ack, version=version,
-            type=type, prefetch_bytes=prefetch_bytes, strategy=strategy,
+        given = SubscribeOptions(
+            tags=tags, ordered=ordered, broadcast=broadcast, start_from=start_from, prefetch=prefetch, batch=batch,
+            parallel=parallel, lease=lease, max_attempts=max_attempts, auto_ack=auto_ack, version=version,
+            prefetch_bytes=prefetch_bytes, strategy=strategy,
         )  # fmt: skip
+        options = ConsumerOptions(topic, group, given, type=type)
         consumer: Consumer[Any] = Consumer(
             options, next(self._subscriptions), self._router, self._clock, released=self._release
         )

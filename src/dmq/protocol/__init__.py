@@ -33,7 +33,6 @@ from dmq.protocol.frame import (
     Frame,
     FrameParser,
     Kind,
-    build_frame,
     frame_head,
     seal_frame,
 )
@@ -62,7 +61,6 @@ __all__ = [
     "Spec",
     "Status",
     "Way",
-    "build_frame",
     "decode_request",
     "decode_response",
     "error_frame",

@@ -27,7 +27,7 @@ from dmq.protocol.frame import (
     WIRE_FORMAT,
     Frame,
     Kind,
-    build_frame,
+    error_frame_of,
     frame_head,
 )
 from dmq.protocol.header import UNREADABLE, Header, encode_header, header_error
@@ -375,7 +375,7 @@ def one_way_head(command: int, header: Header, body_bytes: int = 0) -> bytes:
 def error_frame(error: BaseException, command: int = Command.NONE, correlation: int = 0) -> bytes:
     """The answer to a request that failed; without a command, the last word to a peer that sent no frame."""
     status, header = status_of(error)
-    return build_frame(Kind.RESPONSE, command, encode_header(header), status=status, correlation=correlation)
+    return error_frame_of(command, status, encode_header(header), correlation)
 
 
 def decode_request(frame: Frame) -> Any:

@@ -82,7 +82,7 @@ __all__ = [
     "FrameParser",
     "Kind",
     "Whole",
-    "build_frame",
+    "error_frame_of",
     "frame_head",
     "frame_of",
     "is_sealed",
@@ -97,6 +97,8 @@ HEAD: Final = struct.Struct(">IBBHHHII")
 HEAD_BYTES: Final = HEAD.size
 LENGTH_BYTES: Final = 4
 REST_BYTES: Final = HEAD_BYTES - LENGTH_BYTES  # the least a length can say
+_STATUS: Final = struct.Struct(">H")
+_STATUS_AT: Final = 8
 CRC: Final = struct.Struct(">I")
 CRC_BYTES: Final = CRC.size
 assert HEAD_BYTES == 20
@@ -161,10 +163,9 @@ def frame_head(
     body_bytes: int = 0,
     *,
     correlation: int = 0,
-    status: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A frame up to its body: write it, then exactly `body_bytes` bytes of body.
+    """A frame that is no error, up to its body: write it, then exactly `body_bytes` bytes of body.
 
     Raises:
         ValueError: the header or the whole is over what any frame may have. What the peer allows, the caller knows.
@@ -173,26 +174,17 @@ def frame_head(
     length = REST_BYTES + header_bytes + body_bytes
     if length > FRAME_BYTES_CEILING - LENGTH_BYTES or header_bytes > HEADER_BYTES_MAX:
         raise ValueError(f"a frame with {header_bytes} bytes of header and {body_bytes} of body is too large to send")
-    return HEAD.pack(length, WIRE_FORMAT, kind, command, status, flags, correlation, header_bytes) + header
+    return HEAD.pack(length, WIRE_FORMAT, kind, command, 0, flags, correlation, header_bytes) + header
 
 
-def build_frame(
-    kind: int,
-    command: int,
-    header: bytes = b"",
-    body: Buffer = b"",
-    *,
-    correlation: int = 0,
-    status: int = 0,
-    flags: int = 0,
-) -> bytes:
-    """A whole frame in one piece: for small ones, where one copy costs less than a second piece to write.
+def error_frame_of(command: int, status: int, header: bytes, correlation: int) -> bytes:
+    """A whole response that says why there is no other.
 
     Raises:
         ValueError: as `frame_head`.
     """
-    head = frame_head(kind, command, header, len(body), correlation=correlation, status=status, flags=flags)
-    return b"".join((head, body)) if body else head
+    head = frame_head(Kind.RESPONSE, command, header, correlation=correlation)
+    return head[:_STATUS_AT] + _STATUS.pack(status) + head[_STATUS_AT + _STATUS.size :]
 
 
 _pack_u32: Final = CRC.pack

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import dmq
 from dmq.errors import DMQError
-from dmq.protocol import SPECS, Command, Frame, Header, Kind, build_frame, decode_response, request_head
+from dmq.protocol import SPECS, Command, Frame, Header, Kind, decode_response, request_head
 from dmq.protocol.admin import TopicList
 from dmq.protocol.consume import Subscribe
 from dmq.protocol.produce import TransactionEnd
@@ -21,7 +21,7 @@ from dmq.protocol.session import Heartbeat
 from tests.integration.broker_thread import ServedBroker
 from tests.integration.frame_client import RawClient, port_of, produce
 from tests.sampling import sample_size
-from tests.unit.protocol.samples import headers
+from tests.unit.protocol.samples import build_frame, headers
 
 EXAMPLES = sample_size(share=200, whole=5000)
 TOPICS = ("orders", "other", "%SCHEDULE%", "%DLQ%g", "nowhere", "\u2603", "")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Unpack
 
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.leases import LeaseBook, extension
 from dmq.client.consumer.message import ReceivedMessage
-from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.options import ConsumerOptions, SubscribeOptions
 from dmq.model import Message
 from dmq.protocol import Buffer, pack_records
 from dmq.protocol.consume import Lease, Outcome, Settle
@@ -16,10 +17,10 @@ from dmq.records import Stamp, encode_batch, stamp_few
 from dmq.testing import FakeClock
 
 
-def core(clock: FakeClock | None = None, **options: object) -> ConsumerCore:
+def core(clock: FakeClock | None = None, *, type: Any = None, **options: Unpack[SubscribeOptions]) -> ConsumerCore:
     """A core that reports nothing by itself, with the book of one broker."""
     made = ConsumerCore(
-        ConsumerOptions("orders", "billing", **options),  # type: ignore[arg-type]
+        ConsumerOptions("orders", "billing", options, type=type),
         clock or FakeClock(),
         lambda delivery, seconds: None,
     )

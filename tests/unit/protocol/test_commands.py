@@ -25,7 +25,6 @@ from dmq.protocol import (
     Header,
     Kind,
     Status,
-    build_frame,
     decode_request,
     decode_response,
     error_frame,
@@ -40,7 +39,7 @@ from dmq.protocol.header import encode_header
 from dmq.protocol.produce import Produce, ProduceReply
 from dmq.protocol.session import Hello, choose_features, choose_version
 from tests.sampling import sample_size
-from tests.unit.protocol.samples import all_headers, headers
+from tests.unit.protocol.samples import all_headers, build_frame, headers
 
 
 def frame_of(raw: bytes) -> Frame:

@@ -12,9 +12,9 @@ from dmq.protocol import (
     Frame,
     FrameParser,
     Kind,
-    build_frame,
     frame_head,
 )
+from tests.unit.protocol.samples import build_frame
 
 
 def test_a_frame_has_these_bytes() -> None:

@@ -19,7 +19,6 @@ from dmq.protocol import (
     Frame,
     FrameParser,
     Kind,
-    build_frame,
     decode_request,
     decode_response,
     seal_frame,
@@ -29,7 +28,7 @@ from dmq.protocol.frame import ASIDE_BYTES_MAX, CHUNK_BYTES, HEADROOM_BYTES, VIE
 from dmq.protocol.produce import Produce
 from dmq.testing import FakeClock
 from tests.sampling import SEED, sample_size
-from tests.unit.protocol.samples import batch_of, examples, frames, produce_frame
+from tests.unit.protocol.samples import batch_of, build_frame, examples, frames, produce_frame
 
 
 def receive(parser: FrameParser, data: bytes, piece: int) -> list[Frame]:

@@ -48,11 +48,12 @@ def tail(
     properties, and its body. A shard that does not answer is named on stderr; what it has comes when it is back.
     """
     place = parse_place(start)
-    from dmq.client.consumer.follow import follow
+    from dmq.client.consumer.follow import FollowOptions, follow
 
     with connected(url) as client:
         names = client.admin.shard_names
-        arriving = follow(client.admin, topic, place, queue=queue, tags=tags, ends=no_follow, on_missing=_tell_missing)
+        options = FollowOptions(queue, tags, ends=no_follow)
+        arriving = follow(client.admin, topic, place, options, on_missing=_tell_missing)
         for message in islice(arriving, limit):
             is_json = form == LineFormat.JSON
             typer.echo(json.dumps(message_facts(message, names)) if is_json else message_line(message, names))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from dmq.client.admin.admin import Admin
 from dmq.client.admin.calls import When
@@ -18,20 +18,35 @@ from dmq.client.admin.reports import StoredMessage
 from dmq.client.arguments import check_tags
 from dmq.errors import NotConnected, NotLeader, TimedOut
 
-__all__ = ["follow"]
+__all__ = ["FollowOptions", "follow"]
 
 _READ_MESSAGES: Final = 500
+_POLL_SECONDS: Final = 0.1
+
+
+class FollowOptions(NamedTuple):
+    """Which messages to follow.
+
+    Attributes:
+        queue: only this one.
+        tags: only these, as in `a || b`.
+        ends: stop at the end of what is there now.
+    """
+
+    queue: int | None = None
+    tags: str = ""
+    ends: bool = False
+
+
+_ALL: Final = FollowOptions()
 
 
 def follow(
     admin: Admin,
     topic: str,
     start: When = "latest",
+    options: FollowOptions = _ALL,
     *,
-    queue: int | None = None,
-    tags: str = "",
-    poll_seconds: float = 0.1,
-    ends: bool = False,
     on_missing: Callable[[Sequence[str]], object] = lambda shards: None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[StoredMessage]:
@@ -39,10 +54,6 @@ def follow(
 
     Parameters:
         start: as in `Admin.peek`.
-        queue: only this one.
-        tags: only these, as in `a || b`.
-        poll_seconds: how often to look while nothing comes.
-        ends: stop at the end of what is there now.
         on_missing: called with the names of the shards that do not answer, whenever these are others than before.
         sleep: waits between two looks.
 
@@ -50,6 +61,7 @@ def follow(
         UnknownTopic: it is not there, or no longer.
         InvalidSettings: `tags` are no filter.
     """
+    queue, tags, ends = options.queue, options.tags, options.ends
     check_tags(tags)
     begin = {(row.shard, row.queue): row.at for row in admin.offsets(topic, queue=queue, at=start)}
     missing: Sequence[str] = ()
@@ -81,4 +93,4 @@ def follow(
         if not found:
             if ends:
                 return
-            sleep(poll_seconds)
+            sleep(_POLL_SECONDS)

@@ -57,6 +57,23 @@ class SubscribeOptions(TypedDict, total=False):
     strategy: Strategy | None
 
 
+_DEFAULTS: Final[SubscribeOptions] = {
+    "tags": "",
+    "ordered": False,
+    "broadcast": False,
+    "start_from": "earliest",
+    "prefetch": 1000,
+    "batch": 10,
+    "parallel": None,
+    "lease": 30.0,
+    "max_attempts": 16,
+    "auto_ack": False,
+    "version": 0,
+    "prefetch_bytes": None,
+    "strategy": None,
+}
+
+
 class ConsumerOptions:
     """What `Client.consumer` was given; see there.
 
@@ -64,36 +81,22 @@ class ConsumerOptions:
         InvalidSettings, InvalidName: a value makes no sense; the message says which.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        group: str,
-        tags: str = "",
-        ordered: bool = False,
-        broadcast: bool = False,
-        start_from: str | int | float | datetime | timedelta = "earliest",
-        prefetch: int = 1000,
-        batch: int = 10,
-        parallel: int | None = None,
-        lease: Any = 30.0,
-        max_attempts: int | None = 16,
-        auto_ack: bool = False,
-        version: int = 0,
-        type: Any = None,
-        prefetch_bytes: int | None = None,
-        strategy: str | None = None,
-    ) -> None:
+    def __init__(self, topic: str, group: str, options: SubscribeOptions = _DEFAULTS, *, type: Any = None) -> None:
+        given: SubscribeOptions = {**_DEFAULTS, **options}
+        prefetch, parallel = given["prefetch"], given["parallel"]
+        lease: Any = given["lease"]  # unchecked, as all of them
+        max_attempts, prefetch_bytes = given["max_attempts"], given["prefetch_bytes"]
         self.topic: Final = check_name(topic, "topic", system=True)
         self.group: Final = check_name(group, "group")
-        self.tags: Final = tags
-        self.tag_set: Final = parse_tags(tags)
-        self.ordered: Final = ordered
-        self.broadcast: Final = broadcast
-        self.start_from: Point = parse_point(start_from)
+        self.tags: Final = given["tags"]
+        self.tag_set: Final = parse_tags(self.tags)
+        self.ordered: Final = given["ordered"]
+        self.broadcast: Final = given["broadcast"]
+        self.start_from: Point = parse_point(given["start_from"])
         self.prefetch: Final = check_whole("prefetch", prefetch, 1, PREFETCH_MAX)
         self.parallel: Final = 0 if parallel is None else check_whole("parallel", parallel, 1, PREFETCH_MAX)
-        batch = check_whole("batch", batch, 1, LIST_MAX)
-        if not parallel and not ordered:
+        batch = check_whole("batch", given["batch"], 1, LIST_MAX)
+        if not parallel and not self.ordered:
             # Nobody counts leases then, and larger ones cost the broker less.
             batch = max(batch, min(prefetch // LEASES_MIN, LIST_MAX))
         self.batch: Final = min(batch, prefetch)
@@ -101,12 +104,12 @@ class ConsumerOptions:
             raise InvalidSettings(f"lease is a time of 0.1 s to 30 days in seconds, not {lease!r}")
         self.lease: Final = float(lease)
         self.max_attempts: Final = 0 if max_attempts is None else check_whole("max_attempts", max_attempts, 1, 1 << 31)
-        self.auto_ack: Final = auto_ack
-        self.version: Final = check_whole("version", version, 0, (1 << 32) - 1)
+        self.auto_ack: Final = given["auto_ack"]
+        self.version: Final = check_whole("version", given["version"], 0, (1 << 32) - 1)
         self.type: Final = check_type(type)
         size = 0 if prefetch_bytes is None else check_whole("prefetch_bytes", prefetch_bytes, 1, (1 << 32) - 1)
         self.prefetch_bytes: Final = size
-        self.strategy: Final = _strategy(strategy, broadcast)
+        self.strategy: Final = _strategy(given["strategy"], self.broadcast)
 
     @property
     def flags(self) -> int:

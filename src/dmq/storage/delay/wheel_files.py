@@ -18,7 +18,16 @@ import numpy as np
 from dmq.storage.delay.fragment import ENTRY, Held, Source, sorted_table
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
-from dmq.storage.index.block_file import BlockCache, BlockFile, DerivedDamaged, Section, Table, merge_from, write_blocks
+from dmq.storage.index.block_file import (
+    BlockCache,
+    BlockFile,
+    DerivedDamaged,
+    Section,
+    SectionDraft,
+    Table,
+    merge_from,
+    write_blocks,
+)
 
 __all__ = ["FOLDER", "FrozenWheel", "WheelFile", "WheelFiles", "WheelRun", "without"]
 
@@ -88,7 +97,7 @@ class WheelFiles:
     def write(self, path: str, counts: list[int], pieces: Iterable[Table]) -> WheelRun:
         """Write a run, flushed; `pieces` are its entries, fragment after fragment."""
         note = msgspec.msgpack.encode(counts)
-        write_blocks(self._files, path, _MAGIC, note, dtypes=(ENTRY,), counts=[sum(counts)], chunks=[pieces])
+        write_blocks(self._files, path, _MAGIC, note, sections=[SectionDraft(ENTRY, sum(counts), pieces)])
         self._pool.drop(path)
         return self.open(WheelFile(path, [0] * len(counts)))
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ __all__ = [
     "BlockFile",
     "DerivedDamaged",
     "Section",
+    "SectionDraft",
     "frame",
     "merge_from",
     "read_exactly",
@@ -133,30 +134,32 @@ def _first_block(head_bytes: int) -> int:
     return -(-head_bytes // BLOCK_BYTES)
 
 
-def write_blocks(
-    files: Files,
-    path: str,
-    magic: bytes,
-    note: bytes,
-    dtypes: Sequence[np.dtype[Any]],
-    counts: Sequence[int],
-    chunks: Iterable[Iterable[Table]],
-) -> None:
+class SectionDraft(NamedTuple):
+    """A section that is to be written.
+
+    Attributes:
+        length: how many entries it has, known beforehand so that they can be streamed.
+        pieces: its entries.
+    """
+
+    dtype: np.dtype[Any]
+    length: int
+    pieces: Iterable[Table]
+
+
+def write_blocks(files: Files, path: str, magic: bytes, note: bytes, *, sections: Sequence[SectionDraft]) -> None:
     """Write a table file and flush it.
 
     Parameters:
         note: the owner's own bytes for the head.
-        dtypes: of each section.
-        counts: entries of each section, known beforehand so that sections can be streamed.
-        chunks: for each section, its entries in pieces.
     """
-    head = frame(magic, msgspec.msgpack.encode(_Head(list(counts), note)))
+    head = frame(magic, msgspec.msgpack.encode(_Head([section.length for section in sections], note)))
     file = files.open(path, create=True, write=True)
     try:
         file.truncate(0)
         file.write(0, (head,))
         block = _first_block(len(head))
-        for dtype, count, pieces in zip(dtypes, counts, chunks, strict=True):
+        for dtype, count, pieces in sections:
             per_block = _PAYLOAD // dtype.itemsize
             waiting = np.empty(0, dtype)
             seen = 0

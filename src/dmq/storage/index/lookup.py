@@ -22,7 +22,16 @@ import numpy.typing as npt
 
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
-from dmq.storage.index.block_file import BlockCache, BlockFile, DerivedDamaged, Section, Table, merge_from, write_blocks
+from dmq.storage.index.block_file import (
+    BlockCache,
+    BlockFile,
+    DerivedDamaged,
+    Section,
+    SectionDraft,
+    Table,
+    merge_from,
+    write_blocks,
+)
 from dmq.storage.journal.unit import Row, Unit
 
 __all__ = ["FOLDER", "IndexFile", "Lookup"]
@@ -260,17 +269,7 @@ class Lookup:
             return kept
         tables = self._frozen.tables()
         path = f"{FOLDER}/{start:020d}-{end:020d}.index"
-        write_blocks(
-            self._files,
-            path,
-            _MAGIC,
-            b"",
-            dtypes=_DTYPES,
-            counts=[len(t) for t in tables],
-            chunks=[[t] for t in tables],
-        )
-        self._pool.drop(path)
-        kept.append(IndexFile(self._pool, self._cache, path))
+        kept.append(self._write(path, tables))
         near = [file for file in kept if end - file.start <= self._span_max]
         first = merge_from([sum(section.count for section in file.sections) for file in near], _FILES_MAX)
         if first is not None:
@@ -285,15 +284,11 @@ class Lookup:
             _sorted_batches(_joined((file.batches for file in files), "offset", journal_start)),
         ]
         path = f"{FOLDER}/{files[0].start:020d}-{files[-1].end:020d}.index"
-        write_blocks(
-            self._files,
-            path,
-            _MAGIC,
-            b"",
-            dtypes=_DTYPES,
-            counts=[len(t) for t in tables],
-            chunks=[[t] for t in tables],
-        )
+        return self._write(path, tables)
+
+    def _write(self, path: str, tables: Sequence[Table]) -> IndexFile:
+        sections = [SectionDraft(dtype, len(table), [table]) for dtype, table in zip(_DTYPES, tables, strict=True)]
+        write_blocks(self._files, path, _MAGIC, b"", sections=sections)
         self._pool.drop(path)
         return IndexFile(self._pool, self._cache, path)
 

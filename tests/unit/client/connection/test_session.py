@@ -24,7 +24,6 @@ from dmq.protocol import (
     FrameParser,
     Kind,
     Status,
-    build_frame,
     decode_request,
     decode_response,
     error_frame,
@@ -36,6 +35,7 @@ from dmq.protocol import (
 from dmq.protocol.consume import Credit, Push
 from dmq.protocol.session import FRAME_CRC, Heartbeat, Hello, HelloReply, Limits, ServerReboot, Stats, StatsReply
 from dmq.testing import FakeClock
+from tests.unit.protocol.samples import build_frame
 
 LIMITS = Limits(1 << 20, 1 << 19, 10_000, 1000, 1 << 24, 5_000)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dmq.client.connection.session import Push as Pushed
-from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.options import ConsumerOptions, Strategy
 from dmq.protocol import Buffer, Command
 from dmq.protocol.consume import Assign, GroupMembers, Lease, Outcome, Push, Settle
 from tests.unit.client.deliveries import bodies, frame
@@ -15,9 +15,9 @@ ME = "me.1"
 class Divider(FakeConsumer):
     """A consumer with a strategy, over a link that keeps what it is told."""
 
-    def __init__(self, strategy: str | None = "average") -> None:
+    def __init__(self, strategy: Strategy | None = "average") -> None:
         self.link = FakeLink()
-        super().__init__(ConsumerOptions("orders", "billing", strategy=strategy), self.link)
+        super().__init__(ConsumerOptions("orders", "billing", {"strategy": strategy}), self.link)
         self.core.on_reports = lambda is_urgent: self.flush()
         self.subscriptions.begin()
         (self.subscription,) = self.subscriptions

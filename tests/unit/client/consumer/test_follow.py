@@ -8,7 +8,7 @@ from typing import Any, cast
 from dmq.client.admin.admin import Admin
 from dmq.client.admin.reports import QueueRange, StoredMessage
 from dmq.client.admin.shard_answers import ShardRows
-from dmq.client.consumer.follow import follow
+from dmq.client.consumer.follow import FollowOptions, follow
 
 
 class StubAdmin:
@@ -44,7 +44,10 @@ class StubAdmin:
 
 def seen(admin: StubAdmin, count: int | None = None, **options: Any) -> list[tuple[int, int]]:
     start = options.pop("start", "earliest")
-    found = follow(cast(Admin, admin), "t", start, **{"ends": True, **options})
+    chosen = FollowOptions(
+        **{"ends": True, **{name: options.pop(name) for name in FollowOptions._fields if name in options}}
+    )
+    found = follow(cast(Admin, admin), "t", start, chosen, **options)
     return [(message.queue, message.offset) for message in islice(found, count)]
 
 
@@ -75,8 +78,8 @@ def test_what_arrives_later_comes_too_and_nothing_before_the_place() -> None:
         if len(waits) == 3:
             admin.put(0, 2)
 
-    assert seen(admin, 1, start="latest", ends=False, sleep=sleep, poll_seconds=0.25) == [(0, 1)]
-    assert waits == [0.25, 0.25, 0.25]
+    assert seen(admin, 1, start="latest", ends=False, sleep=sleep) == [(0, 1)]
+    assert waits == [0.1, 0.1, 0.1]
 
 
 def test_a_filter_that_leaves_everything_out_goes_on() -> None:
@@ -89,7 +92,7 @@ def test_a_filter_that_leaves_everything_out_goes_on() -> None:
 def test_without_following_it_ends_where_the_topic_ended_when_it_began() -> None:
     admin = StubAdmin(1)
     admin.put(0, 1)
-    found = follow(cast(Admin, admin), "t", "earliest", ends=True)
+    found = follow(cast(Admin, admin), "t", "earliest", FollowOptions(ends=True))
     assert next(found).offset == 0
     admin.put(0, 2)
     assert list(found) == []

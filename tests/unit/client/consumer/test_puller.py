@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
 from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.message import Batch, ReceivedMessage
-from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.options import ConsumerOptions, SubscribeOptions
 from dmq.client.consumer.puller import Ask, Puller
 from dmq.errors import DMQError, NotConnected
 from dmq.model import Message
@@ -53,9 +53,9 @@ class PullLink(FakeLink):
 class Pull(FakeConsumer):
     """A consumer whose pulls a test answers itself."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: Unpack[SubscribeOptions]) -> None:
         self.link = PullLink()
-        super().__init__(ConsumerOptions("orders", "billing", **({"prefetch": 10} | options)), self.link)
+        super().__init__(ConsumerOptions("orders", "billing", {"prefetch": 10, **options}), self.link)
         self.puller = Puller(self.subscriptions)
         (self.subscription,) = self.subscriptions
         self.numbers = itertools.count(1)
@@ -258,9 +258,9 @@ def test_words_that_could_not_leave_are_kept() -> None:
 class PullShards(FakeConsumer):
     """A consumer that pulls at some shards, whose answers a test gives."""
 
-    def __init__(self, count: int = 3, **options: Any) -> None:
+    def __init__(self, count: int = 3, **options: Unpack[SubscribeOptions]) -> None:
         self.links = [PullLink(f"shard-{number}", number) for number in range(1, count + 1)]
-        super().__init__(ConsumerOptions("orders", "billing", **({"prefetch": 12} | options)), *self.links, named=count)
+        super().__init__(ConsumerOptions("orders", "billing", {"prefetch": 12, **options}), *self.links, named=count)
         self.puller = Puller(self.subscriptions)
         self._numbers = itertools.count(1)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import pytest
 
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.message import ReceivedMessage
-from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.options import ConsumerOptions, SubscribeOptions
 from dmq.client.consumer.prefetch import LOOK_SECONDS, CreditWindow, loans
 from dmq.client.consumer.strategy import SETTLED_SECONDS
 from dmq.client.consumer.subscription import Subscriptions
@@ -37,11 +37,17 @@ class Shards(FakeConsumer):
     """A consumer that is subscribed at some shards, numbered from 1 on, for so long that shares may move."""
 
     def __init__(
-        self, count: int = 3, named: int | None = None, handlers: int = 1, *, is_new: bool = False, **options: Any
+        self,
+        count: int = 3,
+        named: int | None = None,
+        handlers: int = 1,
+        *,
+        is_new: bool = False,
+        **options: Unpack[SubscribeOptions],
     ) -> None:
         self.links = [FakeLink(f"shard-{number}", number) for number in range(1, count + 1)]
         super().__init__(
-            ConsumerOptions("orders", "billing", **options), *self.links, named=count if named is None else named
+            ConsumerOptions("orders", "billing", options), *self.links, named=count if named is None else named
         )
         self.core.handlers = handlers
         self.subscriptions.begin()
@@ -347,8 +353,8 @@ def routed(*shards: int, topic: str = "orders", version: int = 1) -> RouteReply:
 class Routed(FakeConsumer):
     """A consumer in a cluster, which knows of its topic what the routes say."""
 
-    def __init__(self, reply: RouteReply, topic: str = "orders", **options: Any) -> None:
-        super().__init__(ConsumerOptions(topic, "billing", **options), FakeLink("url"))
+    def __init__(self, reply: RouteReply, topic: str = "orders", **options: Unpack[SubscribeOptions]) -> None:
+        super().__init__(ConsumerOptions(topic, "billing", options), FakeLink("url"))
         self.router.join(reply)
         self.subscriptions = Subscriptions(self.core.options, 1, self.router, self.core, self)
         self.core._books.clear()

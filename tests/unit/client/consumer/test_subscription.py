@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from dmq.client.connection.session import Push as Pushed
-from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.options import ConsumerOptions, SubscribeOptions
 from dmq.protocol import Command, Status
 from dmq.protocol.consume import Credit, LeaseRef, Push, Refusal, Settle, SettleReply, Subscribe, SubscribeReply
 from tests.unit.client.deliveries import bodies, book, frame, said, taken
@@ -15,9 +15,9 @@ from tests.unit.client.links import FakeConsumer, FakeLink, Request
 class TwoBrokers(FakeConsumer):
     """A consumer that is subscribed at two brokers."""
 
-    def __init__(self, named: int = 2, handlers: int = 8, **options: Any) -> None:
+    def __init__(self, named: int = 2, handlers: int = 8, **options: Unpack[SubscribeOptions]) -> None:
         self.links = [FakeLink("one"), FakeLink("two")]
-        super().__init__(ConsumerOptions("orders", "billing", **options), *self.links, named=named)
+        super().__init__(ConsumerOptions("orders", "billing", options), *self.links, named=named)
         self.core.handlers = handlers
         self.subscriptions.begin()
 
