@@ -14,6 +14,7 @@ Rows:
     write     a DataFrame into a topic
     query     by id, key and business id over ten million archived messages in ten thousand files of the index, warm;
               the first one of a process; and the command line
+    derive    metrics, traces and dead-letter counts after 100,000 new messages of a day that has ten million
     beside    a producer at 30 % of its maximum, alone and while the archive job reads the same broker
     steady    a producer at 5,000 messages a second, alone and beside a continuous run that keeps up with it
 """
@@ -38,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import dmq
-from bench import pipeline_read
+from bench import pipeline_derive, pipeline_read
 from bench.pipeline_load import (
     TOPIC,
     Memory,
@@ -353,6 +354,7 @@ ROWS: dict[str, Callable[[Rig], Row]] = {
     "archive": archive,
     "write": write,
     "query": query,
+    "derive": pipeline_derive.derive,
     "beside": beside,
     "steady": steady,
 }

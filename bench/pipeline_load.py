@@ -141,12 +141,12 @@ def frame_of(spark: Any, folder: Path, count: int) -> Any:
     step = -(-count // 4)
     for part, first in enumerate(range(0, count, step)):
         size = min(step, count - first)
-        rows = pa.table({"key": [f"k-{first + number}" for number in range(size)], "value": _bodies(size, first)})
+        rows = pa.table({"key": [f"k-{first + number}" for number in range(size)], "value": body_array(size, first)})
         pq.write_table(rows, folder / f"{part}.parquet")
     return spark.read.parquet(str(folder))
 
 
-def _bodies(count: int, seed: int) -> pa.Array:
+def body_array(count: int, seed: int) -> pa.Array:
     """So many bodies, all different: random bytes that begin with a number."""
     raw = np.random.default_rng(seed).integers(0, 256, (count, BODY_BYTES), np.uint8)
     raw[:, :8] = np.arange(seed, seed + count, dtype=">u8").view(np.uint8).reshape(-1, 8)
@@ -212,7 +212,7 @@ def _messages(first: int, count: int, day: date) -> pa.Table:
         "sent_at": at,
         "received_at": at,
         "stored_at": at,
-        "body": _bodies(count, first),
+        "body": body_array(count, first),
     }
     same = {"broker": "0123456789abcdef", "topic": TOPIC, "topic_id": 3, "app": "bench", "priority": 4, "flags": 0}
     same |= {"client": "127.0.0.1:5000", "body_crc": 1, "dt": day, "tag": None, "headers": None}

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from dmq.pipeline.archive.parquet import write_days
 from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.object_store import open_parquet
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, MESSAGE, SCHEMAS
 from dmq.records.layout import MOVED
 
@@ -166,10 +167,9 @@ def archive_rows(archive: Archive, days: Days, version: int, chunk: int = 1_000_
 
 def table_rows(archive: Archive, name: str) -> list[Row]:
     """All rows of a table, in an order of their own."""
-    import pyarrow.parquet as pq
-
-    schema = SCHEMAS[name]
-    files = archive.table(name).files()
-    found = [pq.read_table(file, partitioning=None).cast(schema) for file in files]
+    schema, found = SCHEMAS[name], []
+    for uri in archive.table(name).files():
+        with open_parquet(uri) as file:
+            found.append(file.read().cast(schema))
     rows: list[Row] = pa.concat_tables(found).to_pylist() if found else []
     return sorted(rows, key=repr)

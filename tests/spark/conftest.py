@@ -72,6 +72,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory, store_port: StorePort) -> It
         .config("spark.sql.python.filterPushdown.enabled", "true")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.scheduler.mode", "FAIR")
         .getOrCreate()
     )
     gateway = SparkContext._gateway

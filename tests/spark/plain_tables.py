@@ -7,6 +7,7 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import numpy as np
+import pytest
 
 from dmq.records.layout import MOVED, REPLAYED
 from tests.archive_rows import Days, Row
@@ -170,3 +171,38 @@ def dead_letters(days: Days) -> dict[Any, Row]:
             "samples": [letter["message_id"] for letter in ordered[:5]],
         }
     return answer
+
+
+# --- compared ---------------------------------------------------------------------------------------------------------
+
+ROUNDING = 1 / 512  # of latencies over a second
+
+
+def check_metrics(rows: list[Row], days: Days) -> None:
+    """See that rows of `metrics_1m` are what they should be."""
+    came = {(row["minute"], row["topic"], row["app"]): row for row in rows if row["group"] is None}
+    expected = metrics_in(days)
+    assert came.keys() == expected.keys()
+    for key, facts in expected.items():
+        assert {name: came[key][name] for name in facts} == _about(facts)
+    went = {(row["minute"], row["topic"], row["group"]): row for row in rows if row["group"] is not None}
+    settled = metrics_out(days)
+    assert settled.keys() <= went.keys()
+    nothing = {"messages_out": 0, "retries": 0, "dead": 0}
+    for key, row in went.items():
+        facts = settled.get(key, nothing)
+        assert {name: row[name] for name in facts} == _about(facts)
+        minute, topic, group = key
+        assert row["lag"] == lag(days, topic, group, minute), key
+        assert row["dt"] == minute.date()
+    assert len(came) + len(went) == len(rows)
+
+
+def _about(facts: Row) -> Row:
+    """These, with latencies that may be rounded where there are some over a second."""
+    most = facts.get("latency_max_ms") or 0.0
+    slack = most * ROUNDING if most >= 1024 else 1e-9
+    return {
+        name: pytest.approx(value, abs=slack) if name in ("latency_p50_ms", "latency_p99_ms") else value
+        for name, value in facts.items()
+    }

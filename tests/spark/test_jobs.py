@@ -15,6 +15,7 @@ from dmq.pipeline.jobs.job import JobContext
 from dmq.pipeline.tables import DEAD_LETTER_DAILY, METRICS_1M, POSITION_DAILY, TRACE
 from tests.archive_rows import MIDNIGHT, Days, archive_rows, made, table_rows
 from tests.spark import plain_tables
+from tests.spark.plain_tables import check_metrics
 from tests.spark.quick_queries import quick
 
 if TYPE_CHECKING:
@@ -31,25 +32,6 @@ def few_rows(spark: SparkSession) -> Iterator[None]:
 
 def context(archive: Archive, **more: object) -> JobContext:
     return JobContext(archive.uri, NOW, lateness_days=2, **more)  # type: ignore[arg-type]
-
-
-def check_metrics(archive: Archive, days: Days) -> None:
-    rows = table_rows(archive, METRICS_1M)
-    came = {(row["minute"], row["topic"], row["app"]): row for row in rows if row["group"] is None}
-    expected = plain_tables.metrics_in(days)
-    assert came.keys() == expected.keys()
-    for key, facts in expected.items():
-        assert {name: came[key][name] for name in facts} == pytest.approx(facts)
-    went = {(row["minute"], row["topic"], row["group"]): row for row in rows if row["group"] is not None}
-    settled = plain_tables.metrics_out(days)
-    assert settled.keys() <= went.keys()
-    nothing = {"messages_out": 0, "retries": 0, "dead": 0}
-    for key, row in went.items():
-        facts = settled.get(key, nothing)
-        assert {name: row[name] for name in facts} == pytest.approx(facts)
-        minute, topic, group = key
-        assert row["lag"] == plain_tables.lag(days, topic, group, minute), key
-        assert row["dt"] == minute.date()
 
 
 def check_trace(archive: Archive, days: Days) -> None:
@@ -75,7 +57,7 @@ def test_every_figure_is_what_plain_python_finds_and_a_second_run_changes_nothin
     jobs = {METRICS_1M: rollup.run, TRACE: trace.run, DEAD_LETTER_DAILY: dead_letters.run}
     for job in jobs.values():
         job(spark, archive, context(archive))
-    check_metrics(archive, days)
+    check_metrics(table_rows(archive, METRICS_1M), days)
     check_trace(archive, days)
     check_dead_letters(archive, days)
     before = {name: archive.table(name).version() for name in (*jobs, POSITION_DAILY)}
@@ -112,8 +94,11 @@ def test_what_comes_in_portions_over_midnight_ends_as_if_it_had_come_at_once(
         archive_rows(archive, portion, version)
         for job in (rollup.run, trace.run):
             job(spark, archive, context(archive))
+    made_of_parts = {name: table_rows(archive, name) for name in (METRICS_1M, POSITION_DAILY)}
+    rollup.run(spark, archive, context(archive, options={"derive.all": "true"}))
+    assert {name: table_rows(archive, name) for name in made_of_parts} == made_of_parts
     assert archive.table(POSITION_DAILY).days() == [MIDNIGHT.date() + timedelta(days=n) for n in (-1, 0, 1)]
-    check_metrics(archive, days)
+    check_metrics(table_rows(archive, METRICS_1M), days)
     check_trace(archive, days)
 
 

@@ -17,12 +17,14 @@ __all__ = [
     "CONSUME_EVENT",
     "COPY",
     "DEAD_LETTER_DAILY",
+    "DEAD_LETTER_PART",
     "KEY_DIRECTORY",
     "KEY_INDEX",
     "MESSAGE",
     "METRICS_1M",
     "POSITION_DAILY",
     "RECONCILE_DIFF",
+    "ROLLUP_PART",
     "SCHEMAS",
     "TRACE",
 ]
@@ -33,8 +35,10 @@ CONSUME_EVENT: Final = "consume_event"
 KEY_INDEX: Final = "key_index"
 KEY_DIRECTORY: Final = "key_directory"
 TRACE: Final = "trace"
+ROLLUP_PART: Final = "rollup_part"
 METRICS_1M: Final = "metrics_1m"
 POSITION_DAILY: Final = "position_daily"
+DEAD_LETTER_PART: Final = "dead_letter_part"
 DEAD_LETTER_DAILY: Final = "dead_letter_daily"
 RECONCILE_DIFF: Final = "reconcile_diff"
 
@@ -143,6 +147,30 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             pa.field("error_at", _TIME),
         ]
     ),
+    # What `metrics_1m` and `position_daily` are made of: sums and greatest values by minute that add up, so that
+    # what is new is a few rows more. `kind` says which columns a row has.
+    ROLLUP_PART: pa.schema(
+        [
+            pa.field("kind", pa.string()),  # in, out, end, position, retry
+            pa.field("minute", _TIME),
+            pa.field("topic", pa.string()),
+            pa.field("app", pa.string()),
+            pa.field("group", pa.string()),
+            pa.field("broker", pa.string()),
+            pa.field("topic_id", pa.int64()),
+            pa.field("queue", pa.int32()),
+            pa.field("place", pa.int64()),  # offset after the last message of `end` and `position`; of the message
+            pa.field("message_id", pa.string()),  # of `retry`, as the two that follow
+            pa.field("attempt", pa.int32()),
+            pa.field("outcome", pa.string()),  # of `out`, too
+            pa.field("at", _TIME),  # of `retry`: when it happened; of `position`: the last of them
+            pa.field("count", pa.int64()),  # of `in` and `out`, as all that follow
+            pa.field("bytes", pa.int64()),
+            pa.field("took_ms", pa.int64()),  # latency, rounded
+            pa.field("took_max_ms", pa.int64()),  # the greatest that was rounded to it
+            pa.field("dt", pa.date32()),
+        ]
+    ),
     METRICS_1M: pa.schema(
         [
             pa.field("minute", _TIME),
@@ -174,6 +202,19 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
             pa.field("position", pa.int64()),  # offset after the last message that the group settled in it
             pa.field("retrying", pa.int64()),  # of the messages below it, how many failed and wait to be tried again
             pa.field("settled_at", _TIME),  # when the group last settled something of the queue
+            pa.field("dt", pa.date32()),
+        ]
+    ),
+    # What `dead_letter_daily` is made of. A row counts letters with an error, or names one as a sample.
+    DEAD_LETTER_PART: pa.schema(
+        [
+            pa.field("topic", pa.string()),
+            pa.field("group", pa.string()),
+            pa.field("reason", pa.string()),
+            pa.field("error", pa.string()),  # its first line
+            pa.field("count", pa.int64()),
+            pa.field("message_id", pa.string()),  # of a sample
+            pa.field("stored_at", _TIME),  # of a sample
             pa.field("dt", pa.date32()),
         ]
     ),

@@ -217,19 +217,29 @@ class Table:
 
         return self._commit(decide)
 
-    def edit(self, removes: Sequence[LiveFile], adds: Sequence[Written], marks: Mapping[str, int]) -> None:
+    def edit(
+        self,
+        removes: Sequence[LiveFile],
+        adds: Sequence[Written],
+        marks: Mapping[str, int],
+        after: Mapping[str, int | None] | None = None,
+    ) -> None:
         """Put files with other rows in the place of some, and say how far the writer has come, in one step.
 
         Parameters:
             marks: versions by app id.
+            after: the versions that must stand there until then, None for none at all; left out, none that is higher.
 
         Raises:
-            ArchiveConflict: one of the files is not there any more, or another writer is as far.
+            ArchiveConflict: one of the files is not there any more, or another writer has come further.
         """
 
         def decide(delta: DeltaTable) -> list[AddAction | RemoveAction] | None:
             live = {file.path for file in self._live(delta, {file.dt for file in removes}, None)}
-            is_done = any((delta.transaction_version(app) or -1) > version for app, version in marks.items())
+            if after is None:
+                is_done = any((delta.transaction_version(app) or -1) > version for app, version in marks.items())
+            else:
+                is_done = any(delta.transaction_version(app) != version for app, version in after.items())
             if is_done or any(file.path not in live for file in removes):
                 raise ArchiveConflict(f"table {self.name} was changed meanwhile: run this again", table=self.name)
             return [_add(file) for file in adds] + [_remove(file) for file in removes]

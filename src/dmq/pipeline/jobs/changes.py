@@ -14,16 +14,18 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from pyarrow import fs
 
 from dmq.errors import ArchiveConflict
 
 if TYPE_CHECKING:
-    from dmq.pipeline.archive.table_store import Table
+    from dmq.pipeline.archive.table_store import LiveFile, Table
 
-__all__ = ["News", "added", "mark_of", "news_of", "remember"]
+__all__ = ["News", "Source", "added", "mark_of", "news_of", "remember", "source_of"]
+
+_TRIES: Final = 20
 
 
 class News(NamedTuple):
@@ -33,6 +35,30 @@ class News(NamedTuple):
     dts: frozenset[date]
     files: tuple[str, ...]
     has_old: bool = False  # the files have rows that are not new, too
+
+
+class Source(NamedTuple):
+    """A source at one moment: all its files then, and what is new in it for a derived table."""
+
+    table: Table
+    news: News
+    live: tuple[LiveFile, ...]
+    seen: int | None  # the version that the derived table was made of
+    is_told: bool  # the new files have new rows alone, and all of them
+
+    def new_files(self) -> list[LiveFile]:
+        paths = set(self.news.files)
+        return [file for file in self.live if file.uri in paths]
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """What the derived table remembers once it has taken in what is new."""
+        return {mark_of(self.table): self.news.version} if self.news.version >= 0 else {}
+
+    @property
+    def after(self) -> dict[str, int | None]:
+        """What it remembers until then."""
+        return {mark_of(self.table): self.seen} if self.news.version >= 0 else {}
 
 
 def mark_of(source: Table) -> str:
@@ -57,6 +83,21 @@ def news_of(source: Table, derived: Table, *, everything: bool = False) -> News:
     lost = {dt for path, dt in paths.items() if path not in by_path}
     files = [file.uri for file in live if file.path in paths or file.dt in lost]
     return News(version, dts & frozenset(file.dt for file in live), tuple(files), has_old=bool(lost))
+
+
+def source_of(table: Table, derived: Table, *, everything: bool = False) -> Source:
+    """A source as it is now: what is new in it, and all files, of one and the same version.
+
+    Raises:
+        ArchiveConflict: it changes all the time.
+    """
+    for _ in range(_TRIES):
+        seen = derived.version_of(mark_of(table))
+        news, live = news_of(table, derived, everything=everything), table.live_files()
+        if table.version() == news.version:  # nothing came in between
+            is_told = not everything and not news.has_old and (seen is not None or news.version < 0)
+            return Source(table, news, tuple(live), seen, is_told=is_told)
+    raise ArchiveConflict(f"table {table.name} changes all the time: run this again", table=table.name)
 
 
 def remember(derived: Table, news: Mapping[Table, News]) -> None:

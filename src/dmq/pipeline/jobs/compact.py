@@ -4,7 +4,7 @@ the index follows.
 What always holds: rows that others append meanwhile stay, since a swap names the files it takes away and no others; if
 one of those is gone by then, nothing is changed and the day is looked at again; no row is gained or lost, or nothing is
 committed. The files that were replaced stay on the disk until the job `retain` sweeps, so that who reads them can go
-on.
+on. Files that a derived table has still to take in stay apart: among old rows nobody could tell them as new.
 """
 
 from __future__ import annotations
@@ -18,18 +18,30 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from dmq.errors import ArchiveConflict, Damaged
 from dmq.pipeline.archive.key_directory import cover
 from dmq.pipeline.archive.parquet import FILE_BYTES
+from dmq.pipeline.jobs.changes import mark_of, news_of
 from dmq.pipeline.jobs.frames import frame_of
 from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option
 from dmq.pipeline.jobs.staged_files import staged
-from dmq.pipeline.tables import KEY_DIRECTORY, SCHEMAS
+from dmq.pipeline.tables import (
+    CONSUME_EVENT,
+    COPY,
+    DEAD_LETTER_PART,
+    KEY_DIRECTORY,
+    MESSAGE,
+    ROLLUP_PART,
+    SCHEMAS,
+    TRACE,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dmq.pipeline.archive.table_store import Archive, LiveFile, Table
 
-__all__ = ["Portion", "portions", "run"]
+__all__ = ["Portion", "portions", "run", "waiting_files"]
 
+SOURCES: Final = {MESSAGE: (ROLLUP_PART, TRACE), CONSUME_EVENT: (ROLLUP_PART, TRACE), COPY: (DEAD_LETTER_PART,)}
+WAITING_MAX = 100  # files that a derived table has not taken in; with more, nobody makes it any more
 SMALL_BYTES: Final = FILE_BYTES // 4
 FILES_MIN: Final = 4
 _TRIES: Final = 5
@@ -67,9 +79,10 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
         if name == KEY_DIRECTORY:
             continue  # it merges its own, below
         table = archive.table(name)
-        for dt in [portion.dt for portion in portions(table.live_files(), files_min)]:
+        waiting = waiting_files(archive, name)
+        for dt in [portion.dt for portion in portions(_others(table.live_files(), waiting), files_min)]:
             context.progress(Progress("compact", f"{name} of {dt}", sum(rows.values())))
-            merged, made = _merge(spark, table, dt, files_min)
+            merged, made = _merge(spark, table, _Day(dt, waiting), files_min)
             before, after = before + len(merged), after + made
             rows[name] = rows.get(name, 0) + sum(file.rows for file in merged)
             dts.add(dt)
@@ -80,10 +93,32 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
     return JobResult("compact", rows, frozenset(dts), time.monotonic() - began, notes=tuple(notes))
 
 
-def _merge(spark: SparkSession, table: Table, dt: date, files_min: int) -> tuple[tuple[LiveFile, ...], int]:
+def waiting_files(archive: Archive, name: str) -> frozenset[str]:
+    """The files of a table that a derived table has still to take in."""
+    source, waiting = archive.table(name), set[str]()
+    for derived in map(archive.table, SOURCES.get(name, ())):
+        if derived.version_of(mark_of(source)) is not None:
+            files = news_of(source, derived).files
+            waiting.update(files if len(files) <= WAITING_MAX else ())
+    return frozenset(waiting)
+
+
+class _Day(NamedTuple):
+    """A day whose files are merged, but for those that wait."""
+
+    dt: date
+    waiting: frozenset[str]
+
+
+def _others(files: Iterable[LiveFile], waiting: frozenset[str]) -> list[LiveFile]:
+    return [file for file in files if file.uri not in waiting]
+
+
+def _merge(spark: SparkSession, table: Table, day: _Day, files_min: int) -> tuple[tuple[LiveFile, ...], int]:
     """Merge the small files of a day; returns them, and how many they became."""
+    dt = day.dt
     for left in range(_TRIES, 0, -1):
-        found = portions(table.live_files(dt), files_min)
+        found = portions(_others(table.live_files(dt), day.waiting), files_min)
         if not found:  # somebody else has merged or replaced them
             break
         portion = found[0]

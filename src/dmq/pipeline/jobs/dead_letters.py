@@ -1,90 +1,73 @@
 """Job `dead-letters`: how many messages died each day, why, and examples, into `dead_letter_daily`.
 
+New letters are added up into rows of `dead_letter_part` (`parts.letter_parts`), and the rows of their days are made of
+the parts. The first time, and where the log does not say which rows are new, Spark counts whole days anew.
+
 What always holds: a message that died counts once for each group and attempt, on the day it was first stored as a dead
-letter; letters that the broker wrote again, to outlive the segment they lay in, are no new ones as long as the first
-lies within the lateness window.
+letter; parts and the mark that says what they are made of change in one commit.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from datetime import date
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from dmq.pipeline.jobs.changes import news_of, remember
-from dmq.pipeline.jobs.frames import frame
+from dmq.pipeline.archive.parquet import write_days
+from dmq.pipeline.jobs.changes import news_of, remember, source_of
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
-from dmq.pipeline.jobs.staged_files import collected
-from dmq.pipeline.tables import COPY, DEAD_LETTER_DAILY
+from dmq.pipeline.jobs.parts.letter_parts import daily_rows, letters_of_days, letters_of_news
+from dmq.pipeline.jobs.staged_files import SORT, staged
+from dmq.pipeline.tables import COPY, DEAD_LETTER_DAILY, DEAD_LETTER_PART
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from dmq.pipeline.archive.table_store import Archive
 
-__all__ = ["ERRORS_MAX", "ERROR_CHARS_MAX", "SAMPLES_MAX", "dead_letter_rows", "run"]
+__all__ = ["run"]
 
-ERRORS_MAX: Final = 5
-SAMPLES_MAX: Final = 5
-ERROR_CHARS_MAX: Final = 300
-_ROWS: Final = f"""
-    WITH letters AS (
-        SELECT message_id, `group`, attempt,
-               min_by(struct(origin_topic AS topic, coalesce(reason, '') AS reason, coalesce(error, '') AS error,
-                             stored_at, dt), struct(stored_at, broker, journal_offset)) AS letter
-        FROM {{copy}} WHERE startswith(topic, '%DLQ%')
-        GROUP BY message_id, `group`, attempt
-    ), first_lines AS (
-        SELECT message_id, `group`, letter.topic, letter.reason, letter.stored_at, letter.dt,
-               left(trim(split_part(letter.error, '\\n', 1)), {ERROR_CHARS_MAX}) AS error
-        FROM letters
-    ), numbered AS (
-        SELECT *, row_number() OVER (PARTITION BY dt, topic, `group`, reason ORDER BY stored_at, message_id) AS place
-        FROM first_lines
-    ), by_error AS (
-        SELECT dt, topic, `group`, reason, error, count(*) AS count,
-               row_number() OVER (PARTITION BY dt, topic, `group`, reason ORDER BY count(*) DESC, error) AS rank
-        FROM first_lines WHERE error <> '' GROUP BY dt, topic, `group`, reason, error
-    ), top AS (
-        SELECT dt, topic, `group`, reason,
-               transform(sort_array(collect_list(struct(rank, error, count))),
-                         one -> struct(one.error AS error, one.count AS count)) AS top_errors
-        FROM by_error WHERE rank <= {ERRORS_MAX} GROUP BY dt, topic, `group`, reason
-    ), totals AS (
-        SELECT dt, topic, `group`, reason, count(*) AS count,
-               transform(sort_array(collect_list(struct(place, message_id)) FILTER (WHERE place <= {SAMPLES_MAX})),
-                         one -> one.message_id) AS samples
-        FROM numbered GROUP BY dt, topic, `group`, reason
-    )
-    SELECT t.topic, t.`group`, t.reason, t.count,
-           coalesce(e.top_errors, array()) AS top_errors, t.samples, t.dt
-    FROM totals t LEFT JOIN top e
-        ON t.dt = e.dt AND t.topic <=> e.topic AND t.`group` <=> e.`group` AND t.reason = e.reason
-"""
-
-
-def dead_letter_rows(spark: SparkSession, copies: DataFrame, dts: Iterable[date]) -> DataFrame:
-    """The rows of `dead_letter_daily` about some days, from the copies of these days and of the window before."""
-    from pyspark.sql.functions import col
-
-    return spark.sql(_ROWS, copy=copies).where(col("dt").isin(*sorted(dts)))
+NEW_ROWS_MAX = 20_000_000  # that the driver looks at; more is for Spark
 
 
 def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult:
-    """Make the days anew that copies came to; see `dmq.pipeline.jobs.job`."""
-    began, everything = time.monotonic(), flag_option(context, EVERYTHING)
-    copy, daily = archive.table(COPY), archive.table(DEAD_LETTER_DAILY)
-    news = {copy: news_of(copy, daily, everything=everything)}
-    stored = copy.days()
-    dts = news[copy].dts
+    """Add up what is new, and make the days of it; see `dmq.pipeline.jobs.job`."""
+    began = time.monotonic()
+    add_parts(spark, archive, context)
+    part, daily = archive.table(DEAD_LETTER_PART), archive.table(DEAD_LETTER_DAILY)
+    news = news_of(part, daily, everything=flag_option(context, EVERYTHING))
+    # A day that lost its only letter to one that was stored before has no parts any more.
+    dts = news.dts | (frozenset(daily.days()) & frozenset(archive.table(COPY).days()) - frozenset(part.days()))
     rows = 0
     if dts:
-        context.progress(Progress("dead-letters", "counting", 0, 0, total=len(dts), unit="days"))
-        lateness = lateness_of(context)
-        window = [day for day in stored if any(dt - lateness <= day <= dt for dt in dts)]
-        files = collected(daily, dead_letter_rows(spark, frame(spark, copy, window), dts))
-        daily.replace(dts, files)
-        rows = sum(file.rows for file in files)
-    remember(daily, news)
+        made = daily_rows(part.live_files(dts))
+        daily.replace(dts, write_days(made, daily.folder, sort_by=SORT[DEAD_LETTER_DAILY]))
+        rows = made.num_rows
+    remember(daily, {part: news})
     return JobResult("dead-letters", {DEAD_LETTER_DAILY: rows}, dts, time.monotonic() - began)
+
+
+def add_parts(spark: SparkSession, archive: Archive, context: JobContext) -> None:
+    """Bring `dead_letter_part` up to `copy`.
+
+    Raises:
+        ArchiveConflict: another run did that meanwhile.
+    """
+    part, lateness = archive.table(DEAD_LETTER_PART), lateness_of(context)
+    source = source_of(archive.table(COPY), part, everything=flag_option(context, EVERYTHING))
+    new = source.new_files()
+    if not new:
+        return
+    if source.is_told and sum(file.rows for file in new) <= NEW_ROWS_MAX:
+        rows = letters_of_news(source.table, new, lateness)
+        if rows is not None:
+            part.edit([], write_days(rows, part.folder, sort_by=SORT[DEAD_LETTER_PART]), source.marks, source.after)
+            return
+    # A letter may be one that was first stored on a day before, or stored again on one after: those count anew.
+    stored = {file.dt for file in source.live}
+    dts = sorted(dt for dt in stored if any(abs(dt - new_dt) <= lateness for new_dt in source.news.dts))
+    removes = part.live_files(dts)
+    made, written = letters_of_days(spark, source.live, lateness), []
+    for index, dt in enumerate(dts):
+        context.progress(Progress("dead-letters", f"counting {dt}", 0, index, total=len(dts), unit="days"))
+        written += staged(part, made(dt))
+    part.edit(removes, written, source.marks, source.after)

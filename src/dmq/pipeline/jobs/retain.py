@@ -20,12 +20,14 @@ from dmq.pipeline.tables import (
     CONSUME_EVENT,
     COPY,
     DEAD_LETTER_DAILY,
+    DEAD_LETTER_PART,
     KEY_DIRECTORY,
     KEY_INDEX,
     MESSAGE,
     METRICS_1M,
     POSITION_DAILY,
     RECONCILE_DIFF,
+    ROLLUP_PART,
     TRACE,
 )
 
@@ -38,7 +40,7 @@ __all__ = ["DERIVED", "RAW", "oldest_kept", "run"]
 
 # The index goes before what it points to, and its directory before it.
 RAW: Final = (KEY_DIRECTORY, KEY_INDEX, MESSAGE, COPY, CONSUME_EVENT, TRACE)
-DERIVED: Final = (METRICS_1M, POSITION_DAILY, DEAD_LETTER_DAILY, RECONCILE_DIFF)
+DERIVED: Final = (ROLLUP_PART, METRICS_1M, POSITION_DAILY, DEAD_LETTER_PART, DEAD_LETTER_DAILY, RECONCILE_DIFF)
 _SWEEP_HOURS: Final = 168
 
 

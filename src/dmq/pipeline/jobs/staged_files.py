@@ -37,8 +37,10 @@ SORT: Final[dict[str, tuple[str, ...]]] = {
     "key_index": ("bucket", "hash", "key"),
     "key_directory": ("hash", "file"),
     "trace": ("message_id", "group"),
+    "rollup_part": ("kind", "minute", "topic", "group", "app"),
     "metrics_1m": ("minute", "topic", "group", "app"),
     "position_daily": ("topic", "group", "broker", "queue"),
+    "dead_letter_part": ("topic", "group", "reason", "error"),
     "dead_letter_daily": ("topic", "group", "reason"),
     "reconcile_diff": ("problem", "topic", "send_id", "group"),
 }

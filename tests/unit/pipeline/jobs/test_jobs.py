@@ -11,9 +11,9 @@ from deltalake import DeltaTable
 from dmq.errors import InvalidSettings
 from dmq.pipeline.archive.parquet import write_days
 from dmq.pipeline.archive.table_store import Archive, LiveFile
-from dmq.pipeline.jobs import JOBS
+from dmq.pipeline.jobs import JOBS, compact
 from dmq.pipeline.jobs.changes import News, added, news_of, remember
-from dmq.pipeline.jobs.compact import portions
+from dmq.pipeline.jobs.compact import portions, waiting_files
 from dmq.pipeline.jobs.job import KNOWN, JobContext, check_options, count_option, flag_option
 from dmq.pipeline.jobs.retain import DERIVED, RAW, oldest_kept
 from dmq.pipeline.jobs.staged_files import BLOOM, SORT
@@ -134,6 +134,21 @@ def test_days_with_many_small_files_are_merged_and_large_files_left() -> None:
 def test_many_small_files_become_as_many_as_their_size_needs() -> None:
     (found,) = portions([live(f"s{n}", 20) for n in range(16)], file_bytes=100)
     assert found.parts == 4
+
+
+def test_files_that_a_derived_table_has_still_to_take_in_wait_unless_nobody_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Archive(str(tmp_path))
+    message, trace = archive.table(MESSAGE), archive.table(TRACE)
+    archive_rows(archive, made(count=10), 1)
+    assert waiting_files(archive, MESSAGE) == frozenset()  # nothing was ever made of it
+    remember(trace, {message: news_of(message, trace)})
+    taken = set(message.files())
+    archive_rows(archive, Days([Days().message("orders", 0, 1, MIDNIGHT)]), 2)
+    assert waiting_files(archive, MESSAGE) == set(message.files()) - taken != set()
+    monkeypatch.setattr(compact, "WAITING_MAX", 0)
+    assert waiting_files(archive, MESSAGE) == frozenset()
 
 
 def test_one_file_is_never_merged_with_itself() -> None:
