@@ -46,9 +46,9 @@ class ZooKeeperProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
-        """Start it, or start it again, on what it had."""
+        """Start it, or start it again, on what it had; one that is alone serves then."""
         self.launch()
-        self.until_it_answers()
+        self.until_it_answers(serving=not any(line.startswith("server.") for line in self._more))
         return self
 
     def launch(self) -> None:

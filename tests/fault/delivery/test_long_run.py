@@ -55,9 +55,15 @@ def check_life(folder: Path, seed: str, site: Site, rounds: int, *, is_replicate
         check(ledger)
         assert not lacks(ledger), f"of this the run says nothing: {lacks(ledger)}"
     except AssertionError as error:
-        error.add_note(f"DMQ_SEED={SEED}, {seed}, {life.done}\n{report(ledger)}")
+        error.add_note(f"DMQ_SEED={SEED}, {seed}, {life.done}\n{report(ledger)}\n{changes_of_leaders(folder)}")
         raise
     print(f"DMQ_SEED={SEED}, {seed}, {site.kills} kills of brokers:", report(ledger))
+
+
+def changes_of_leaders(folder: Path) -> str:
+    """What members logged of it: a busy machine brings one about that nobody wanted, and that nobody noted."""
+    lines = [line for path in folder.glob("cluster/*.log") for line in path.read_text().splitlines()]
+    return "\n".join(sorted(line for line in lines if " elected " in line or " ceased to lead " in line))
 
 
 # --- the checker itself -----------------------------------------------------------------------------------------------

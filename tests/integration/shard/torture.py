@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 import dmq
+from dmq.errors import RegistryDown, WriteUnknown
 from tests.fault.broker.torture import GROUPS, QUEUES, TOPIC, Ledger, Workload
 from tests.integration.registry.zookeeper_registries import close_session
 from tests.integration.shard.processes import SETTINGS, ShardProcesses
@@ -144,6 +145,18 @@ class DelayLoad:
         return f"{len(self._due)} delayed messages, none early"
 
 
+def _makes_topics(client: dmq.Client) -> bool:
+    """Whether topics and groups are there; a registry of a busy machine may be away for a moment."""
+    try:
+        for topic, queues in ((TOPIC, QUEUES), (PROBES, 1), (DELAYS, 1)):
+            client.admin.create_topic(topic, queues=queues, allow_existing=True)
+        for group, topic in (("due", DELAYS), ("all", PROBES), *((group, TOPIC) for group in GROUPS)):
+            client.admin.create_group(group, topic)
+    except (RegistryDown, WriteUnknown):
+        return False
+    return True
+
+
 class Torture:
     """One shard of three.
 
@@ -190,13 +203,7 @@ class Torture:
                 )
             )
             with dmq.connect(self.shard.url, app="checker", timeout=PATIENCE) as checker:
-                checker.admin.create_topic(TOPIC, queues=QUEUES)
-                checker.admin.create_topic(PROBES, queues=1)
-                checker.admin.create_topic(DELAYS, queues=1)
-                checker.admin.create_group("due", DELAYS)
-                checker.admin.create_group("all", PROBES)
-                for group in GROUPS:
-                    checker.admin.create_group(group, TOPIC)
+                eventually(lambda: _makes_topics(checker), look_seconds=0.5)
             logs = [folder.with_suffix(".log") for folder in self.shard.folders]
             self.witness = Witness(self.shard.members, logs)
             opened.callback(self.witness.close)
