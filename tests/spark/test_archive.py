@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import dmq
-from dmq.errors import ArchiveConflict, OffsetGone, StorageError
+from dmq.errors import ArchiveConflict, OffsetGone, OutOfRetries, StorageError
 from dmq.pipeline.archive import job as job_module
 from dmq.pipeline.archive import settlement_join
 from dmq.pipeline.archive.extraction import Extraction
@@ -21,8 +23,12 @@ from dmq.pipeline.archive.run import Run, RunOptions
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs.job import Progress
 from dmq.pipeline.tables import COPY, MESSAGE
+from dmq.pipeline.task_error import task_errors
 from dmq.testing.processes import BrokerProcess, free_port
+from tests.object_store import ObjectStore
+from tests.patience import eventually
 from tests.spark.producer_logs import Sent, check_archive, consume_all, outcomes, rows_of, send_logged
+from tests.spark.python_workers import kill_workers
 
 # After each of these the job is torn down, once.
 POINTS = (
@@ -286,3 +292,38 @@ def test_a_disk_that_refuses_a_file_is_told_in_a_sentence_and_the_next_run_goes_
         run.run(spark=spark)
     check_archive(archive, log)
     assert archive.table(COPY).rows()
+
+
+@pytest.mark.parametrize("place", ["folder", "object store"])
+def test_workers_that_are_killed_in_their_tasks_are_told_and_the_next_run_goes_on(
+    spark: SparkSession, broker: BrokerProcess, object_store: ObjectStore, tmp_path: Path, place: str
+) -> None:
+    archive = Archive.create(str(tmp_path / "tables") if place == "folder" else f"{object_store.bucket()}/tables")
+    tracker = spark.sparkContext.statusTracker()
+    killed: list[int] = []
+
+    def step(name: str) -> None:
+        if killed:
+            return
+        if name == "extracted":
+            os.kill(broker.pid, signal.SIGSTOP)  # the tasks of the next batch wait for it
+        elif name == "committed message":
+            try:
+                eventually(tracker.getActiveStageIds)
+                while tracker.getActiveStageIds():
+                    killed.extend(kill_workers())
+            finally:
+                os.kill(broker.pid, signal.SIGCONT)
+
+    with dmq.connect(broker.url, app="shop") as client:
+        client.admin.create_topic("orders", queues=2)
+        log = send_logged(client, "orders", 120, seed=1)
+        consume_all(client, "orders", "billing", 120)
+    options = ArchiveOptions(batch_bytes=40_000)
+    with pytest.raises(OutOfRetries, match=r"a task of Spark failed: .*; go on"), task_errors("go on"):
+        ArchiveJob(spark, archive, broker.url, options, step=step).run()
+    assert killed
+    assert archive.table(MESSAGE).rows(), "the batch before is there"
+    ArchiveJob(spark, archive, broker.url, options).run()
+    check_archive(archive, log)
+    assert outcomes(archive) == {("billing", "delivered", 1): 120, ("billing", "acked", 1): 120}

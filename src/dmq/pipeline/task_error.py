@@ -20,6 +20,7 @@ __all__ = ["task_error", "task_errors"]
 
 _TRACE: Final = "Traceback (most recent call last):"
 _ABORTED: Final = "Job aborted"
+_LAST: Final = "most recent failure: "
 _ERROR: Final = re.compile(r"^([A-Za-z_][\w.]*): (.+)$")
 _SAID_MAX: Final = 500
 
@@ -41,7 +42,8 @@ def task_error(text: str, advice: str) -> DMQError | None:
                 return kind(found[2])
             return OutOfRetries(f"a task of Spark failed: {found[0][:_SAID_MAX]}; {advice}")
     if _ABORTED in text:
-        return OutOfRetries(f"a task of Spark failed: {text.strip().splitlines()[0][:_SAID_MAX]}; {advice}")
+        said = text.strip().splitlines()[0].rpartition(_LAST)[2]
+        return OutOfRetries(f"a task of Spark failed: {said[:_SAID_MAX]}; {advice}")
     return None
 
 

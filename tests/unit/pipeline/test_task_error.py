@@ -43,7 +43,10 @@ def test_an_error_of_ours_keeps_its_class_and_its_sentence() -> None:
     [
         (PYTHON % "ValueError: too many: 7", "a task of Spark failed: ValueError: too many: 7; run it again"),
         (PYTHON % "dmq.errors.Any: x", "a task of Spark failed: dmq.errors.Any: x; run it again"),
-        (ABORTED + "ExecutorLostFailure (executor 1 exited)\nDriver stacktrace:", "ExecutorLostFailure (executor 1"),
+        (
+            ABORTED + "ExecutorLostFailure (executor 1 exited)\nDriver stacktrace:",
+            "failed: Lost task 0.3 in stage 3.0 (TID 5)",
+        ),
     ],
 )
 def test_another_one_is_told_with_what_to_do(text: str, said: str) -> None:

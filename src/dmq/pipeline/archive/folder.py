@@ -72,8 +72,9 @@ class Folder(NamedTuple):
     def delete(self, name: str = "") -> None:
         """Delete a folder with all files in it, if it is there."""
         path = f"{self.path}/{name}" if name else self.path
-        if self.files.get_file_info(path).type == fs.FileType.Directory:
-            self.files.delete_dir(path)
+        with store_errors(self.uri):
+            if self.files.get_file_info(path).type == fs.FileType.Directory:
+                self.files.delete_dir(path)
 
     def sweep(self, age: timedelta) -> None:
         """Delete the folders in it in which nothing was written for this time."""

@@ -24,6 +24,7 @@ from pyarrow import fs
 
 from dmq.errors import InvalidRequest, WrongFormat
 from dmq.pipeline.archive.folder import Folder
+from dmq.pipeline.object_store import store_errors
 from dmq.pipeline.replay.selection import Selection
 
 __all__ = ["Done", "Plan", "Plans", "Target", "check_replay_id"]
@@ -165,10 +166,11 @@ class Plans:
 
     def _read(self, name: str) -> bytes | None:
         path = f"{self.folder.path}/{name}"
-        if self.folder.files.get_file_info(path).type != fs.FileType.File:
-            return None
-        with self.folder.files.open_input_stream(path) as stream:
-            return bytes(stream.read())
+        with store_errors(self.folder.uri):
+            if self.folder.files.get_file_info(path).type != fs.FileType.File:
+                return None
+            with self.folder.files.open_input_stream(path) as stream:
+                return bytes(stream.read())
 
     def _create(self, name: str, raw: bytes) -> bool:
         """Write a file that is there whole or not at all; False if it was there already."""
@@ -177,11 +179,11 @@ class Plans:
         if not self.folder.is_local:
             if self._read(name) is not None:
                 return False
-            with self.folder.files.open_output_stream(path) as stream:
+            with store_errors(self.folder.uri), self.folder.files.open_output_stream(path) as stream:
                 stream.write(raw)
             return True
         draft = f"{path}.{os.getpid()}"
-        with open(draft, "wb") as file:
+        with store_errors(self.folder.uri), open(draft, "wb") as file:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())

@@ -19,6 +19,7 @@ from crc32c import crc32c
 
 from dmq.errors import Damaged
 from dmq.pipeline.archive.folder import Folder
+from dmq.pipeline.object_store import store_errors
 from dmq.pipeline.tables import MESSAGE, SCHEMAS
 
 __all__ = ["STAGED", "QueueFile", "QueueFiles", "check_bodies", "digest_of"]
@@ -116,10 +117,11 @@ class QueueFiles:
     def _write(self, queue: _Queue) -> None:
         if not queue.waiting:
             return
-        if queue.writer is None:
-            path = f"{self._folder.path}/{queue.name}"
-            queue.writer = pq.ParquetWriter(path, STAGED, filesystem=self._folder.files, compression="zstd")
-        queue.writer.write_table(pa.Table.from_batches(queue.waiting, STAGED), row_group_size=_ROW_GROUP_ROWS)
+        with store_errors(self._folder.uri):
+            if queue.writer is None:
+                path = f"{self._folder.path}/{queue.name}"
+                queue.writer = pq.ParquetWriter(path, STAGED, filesystem=self._folder.files, compression="zstd")
+            queue.writer.write_table(pa.Table.from_batches(queue.waiting, STAGED), row_group_size=_ROW_GROUP_ROWS)
         self._waiting_bytes -= sum(batch.nbytes for batch in queue.waiting)
         queue.waiting, queue.waiting_rows = [], 0
 
@@ -128,8 +130,9 @@ class QueueFiles:
         for queue in self._queues.values():
             self._write(queue)
             assert queue.writer is not None
-            queue.writer.close()
-            self._folder.sync(queue.name)
+            with store_errors(self._folder.uri):
+                queue.writer.close()
+                self._folder.sync(queue.name)
         return {
             number: QueueFile(queue.name, queue.rows, queue.bytes, queue.hash.hexdigest())
             for number, queue in self._queues.items()
