@@ -8,9 +8,6 @@ from __future__ import annotations
 # By the name of the rule in `bench.house.rules`.
 PLACES: dict[str, set[str]] = {
     "wide_functions": {
-        "dmq.client.aio.connection:AioConnection.submit",
-        "dmq.client.connection.connection:Connection.submit",
-        "dmq.client.connection.link:NamedLink.submit",
         "dmq.records.encoder:make_shape",
         "dmq.records.encoder:remembered_shape",
         "dmq.records.encoder:encode_batch",

@@ -88,7 +88,6 @@ class FakeLink:
         on_answer: OnAnswer,
         flags: int = 0,
         attended: bool = True,
-        before: Sequence[tuple[int, Header]] = (),
     ) -> Pending:
         if not self.is_usable:
             raise NotConnected("the connection is closed")
@@ -98,6 +97,17 @@ class FakeLink:
         number = next(self._numbers)
         self._pending[number] = request
         return Pending(on_answer, number, attended)
+
+    def tell_and_submit(
+        self,
+        told: Sequence[tuple[int, Header]],
+        command: int,
+        header: Header,
+        *,
+        on_answer: OnAnswer,
+        attended: bool = True,
+    ) -> Pending:
+        return self.submit(command, header, on_answer=on_answer, attended=attended)
 
     def nudge(self) -> None:
         pass

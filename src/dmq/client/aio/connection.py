@@ -110,19 +110,29 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
         on_answer: OnAnswer,
         flags: int = 0,
         attended: bool = True,
-        before: Sequence[tuple[int, Header]] = (),
     ) -> Pending:
         """Send a request, and have `on_answer` called with the response or with the error that ended the connection.
-
-        Parameters:
-            before: what to tell the broker first, as `tell` does, in the same write.
 
         Raises:
             NotConnected, Busy, MessageTooLarge: nothing was sent.
         """
-        told = [buffer for said in before for buffer in self._session.one_way(*said)]
         pending, output = self._session.request(command, header, body, on_answer=on_answer, flags=flags)
-        self._write([*told, *output])
+        self._write(output)
+        return pending
+
+    def tell_and_submit(
+        self,
+        told: Sequence[tuple[int, Header]],
+        command: int,
+        header: Header,
+        *,
+        on_answer: OnAnswer,
+        attended: bool = True,
+    ) -> Pending:
+        """Do as `tell` for each of what is told, then as `submit`, in one write."""
+        first = [buffer for said in told for buffer in self._session.one_way(*said)]
+        pending, output = self._session.request(command, header, (), on_answer=on_answer)
+        self._write([*first, *output])
         return pending
 
     def claim(self) -> int:

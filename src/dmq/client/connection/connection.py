@@ -108,27 +108,40 @@ class Connection(Peer["Connection"]):
         on_answer: OnAnswer,
         flags: int = 0,
         attended: bool = True,
-        before: Sequence[tuple[int, Header]] = (),
     ) -> Pending:
         """Send a request, and have `on_answer` called with the response or with the error that ended the connection.
 
         Parameters:
             attended: the answer must be read even if no thread waits for it.
-            before: what to tell the broker first, as `tell` does, in the same write.
 
         Raises:
             NotConnected, Busy, MessageTooLarge: nothing was sent.
         """
         with self._state:
-            told = [buffer for said in before for buffer in self._session.one_way(*said)]
             pending, output = self._session.request(
                 command, header, body, on_answer=on_answer, flags=flags, attended=attended
             )
-            if told:
-                output = [*told, *output]
             if attended:
                 self._turns.attend()
         self._write(output, is_waited_for=not attended)
+        return pending
+
+    def tell_and_submit(
+        self,
+        told: Sequence[tuple[int, Header]],
+        command: int,
+        header: Header,
+        *,
+        on_answer: OnAnswer,
+        attended: bool = True,
+    ) -> Pending:
+        """Do as `tell` for each of what is told, then as `submit`, in one write."""
+        with self._state:
+            first = [buffer for said in told for buffer in self._session.one_way(*said)]
+            pending, output = self._session.request(command, header, (), on_answer=on_answer, attended=attended)
+            if attended:
+                self._turns.attend()
+        self._write([*first, *output], is_waited_for=not attended)
         return pending
 
     def tell(self, command: int, header: Header, body: Sequence[Buffer] = ()) -> None:

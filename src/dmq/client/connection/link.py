@@ -77,16 +77,14 @@ class NamedLink(Link, Protocol):
         """What was sent before this moment, by the clock since boot, has arrived."""
         ...
 
-    def submit(
+    def tell_and_submit(
         self,
+        told: Sequence[tuple[int, Header]],
         command: int,
         header: Header,
-        body: Sequence[Buffer] = ...,
         *,
         on_answer: OnAnswer,
-        flags: int = ...,
         attended: bool = ...,
-        before: Sequence[tuple[int, Header]] = ...,
     ) -> Pending: ...
 
 

@@ -275,12 +275,12 @@ class Puller(Generic[P]):
         self._stock_ask = ask
         self._under_way[one] = ask.max_messages
         try:
-            link.submit(
+            link.tell_and_submit(
+                [(Command.SETTLE, frame) for frame in before],
                 Command.PULL,
                 header,
                 on_answer=lambda answer: self._answered(one, link, answer, since),
                 attended=is_attended,
-                before=[(Command.SETTLE, frame) for frame in before],
             )
         except DMQError:
             self._under_way.pop(one, None)

@@ -15,7 +15,7 @@ from dmq.client.consumer.options import ConsumerOptions, SubscribeOptions
 from dmq.client.consumer.puller import Ask, Puller
 from dmq.errors import DMQError, NotConnected
 from dmq.model import Message
-from dmq.protocol import Buffer, Command, FrameParser, Header, response_head
+from dmq.protocol import Command, FrameParser, Header, response_head
 from dmq.protocol.consume import Pull as PullHeader
 from dmq.protocol.consume import PullReply, Settle
 from dmq.protocol.session import ServerReboot
@@ -31,21 +31,19 @@ class PullLink(FakeLink):
         self.together: list[tuple[PullHeader, list[Settle]]] = []
         self.on_answer: OnAnswer = lambda answer: None
 
-    def submit(
+    def tell_and_submit(
         self,
+        told: Sequence[tuple[int, Header]],
         command: int,
         header: Header,
-        body: Sequence[Buffer] = (),
         *,
         on_answer: OnAnswer,
-        flags: int = 0,
         attended: bool = True,
-        before: Sequence[tuple[int, Header]] = (),
     ) -> Pending:
-        pending = super().submit(command, header, body, on_answer=on_answer, flags=flags, attended=attended)
+        pending = super().tell_and_submit(told, command, header, on_answer=on_answer, attended=attended)
         assert command == Command.PULL
         assert isinstance(header, PullHeader)
-        self.together.append((header, [said for _, said in before if isinstance(said, Settle)]))
+        self.together.append((header, [said for _, said in told if isinstance(said, Settle)]))
         self.on_answer = on_answer
         return pending
 
