@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from pyarrow import fs
 
@@ -23,9 +23,11 @@ from dmq.errors import ArchiveConflict
 if TYPE_CHECKING:
     from dmq.pipeline.archive.table_store import LiveFile, Table
 
-__all__ = ["News", "Source", "added", "mark_of", "news_of", "remember", "source_of"]
+__all__ = ["News", "Source", "added", "keep_up", "mark_of", "news_of", "remember", "source_of", "undisturbed"]
 
+_Done = TypeVar("_Done")
 _TRIES: Final = 20
+_COMMITS_KEPT: Final = 25  # of a source that had nothing new, that may be looked through again
 
 
 class News(NamedTuple):
@@ -85,6 +87,18 @@ def news_of(source: Table, derived: Table, *, everything: bool = False) -> News:
     return News(version, dts & frozenset(file.dt for file in live), tuple(files), has_old=bool(lost))
 
 
+def undisturbed(work: Callable[[], _Done]) -> _Done:
+    """Do something that finds what is missing by itself, again if another run changed the same tables meanwhile.
+
+    Raises:
+        ArchiveConflict: that happened every time.
+    """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(ArchiveConflict):
+            return work()
+    return work()
+
+
 def source_of(table: Table, derived: Table, *, everything: bool = False) -> Source:
     """A source as it is now: what is new in it, and all files, of one and the same version.
 
@@ -107,6 +121,16 @@ def remember(derived: Table, news: Mapping[Table, News]) -> None:
             # Another run was quicker, and knows of more; or the source is a new one, and is read from its beginning.
             with contextlib.suppress(ArchiveConflict):
                 derived.commit([], app_id=mark_of(source), version=found.version)
+
+
+def keep_up(derived: Table, news: Mapping[Table, News]) -> None:
+    """Note how far sources have been read that had nothing new, if that is far: later runs read the log from there."""
+    far = {source: found for source, found in news.items() if _is_far(derived.version_of(mark_of(source)), found)}
+    remember(derived, far)
+
+
+def _is_far(seen: int | None, news: News) -> bool:
+    return seen is None or news.version - seen > _COMMITS_KEPT
 
 
 def added(lines: Iterable[str]) -> dict[str, date]:

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dmq.pipeline.archive.parquet import write_days
-from dmq.pipeline.jobs.changes import news_of, remember, source_of
+from dmq.pipeline.jobs.changes import keep_up, news_of, remember, source_of, undisturbed
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
 from dmq.pipeline.jobs.parts.letter_parts import daily_rows, letters_of_days, letters_of_news
 from dmq.pipeline.jobs.staged_files import SORT, staged
@@ -32,7 +32,7 @@ NEW_ROWS_MAX = 20_000_000  # that the driver looks at; more is for Spark
 def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult:
     """Add up what is new, and make the days of it; see `dmq.pipeline.jobs.job`."""
     began = time.monotonic()
-    add_parts(spark, archive, context)
+    undisturbed(lambda: add_parts(spark, archive, context))
     part, daily = archive.table(DEAD_LETTER_PART), archive.table(DEAD_LETTER_DAILY)
     news = news_of(part, daily, everything=flag_option(context, EVERYTHING))
     # A day that lost its only letter to one that was stored before has no parts any more.
@@ -42,7 +42,9 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
         made = daily_rows(part.live_files(dts))
         daily.replace(dts, write_days(made, daily.folder, sort_by=SORT[DEAD_LETTER_DAILY]))
         rows = made.num_rows
-    remember(daily, {part: news})
+        remember(daily, {part: news})
+    else:
+        keep_up(daily, {part: news})
     return JobResult("dead-letters", {DEAD_LETTER_DAILY: rows}, dts, time.monotonic() - began)
 
 
@@ -56,6 +58,7 @@ def add_parts(spark: SparkSession, archive: Archive, context: JobContext) -> Non
     source = source_of(archive.table(COPY), part, everything=flag_option(context, EVERYTHING))
     new = source.new_files()
     if not new:
+        keep_up(part, {source.table: source.news})
         return
     if source.is_told and sum(file.rows for file in new) <= NEW_ROWS_MAX:
         rows = letters_of_news(source.table, new, lateness)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dmq.pipeline.archive.parquet import write_days
-from dmq.pipeline.jobs.changes import News, mark_of, news_of, source_of
+from dmq.pipeline.jobs.changes import News, keep_up, mark_of, news_of, source_of, undisturbed
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
 from dmq.pipeline.jobs.parts.day_metrics import day_metrics
 from dmq.pipeline.jobs.parts.rollup_parts import parts_of_days, parts_of_news
@@ -42,8 +42,8 @@ NEW_ROWS_MAX = 20_000_000  # of both sources that the driver adds up; more is fo
 def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult:
     """Add up what is new, and make what it touches; see `dmq.pipeline.jobs.job`."""
     began = time.monotonic()
-    rebuilt = add_parts(spark, archive, context)
-    rows, dts = make_metrics(archive, context, rebuilt)
+    rebuilt = undisturbed(lambda: add_parts(spark, archive, context))
+    rows, dts = undisturbed(lambda: make_metrics(archive, context, rebuilt))
     return JobResult("rollup", rows, dts, time.monotonic() - began)
 
 
@@ -64,6 +64,7 @@ def add_parts(spark: SparkSession, archive: Archive, context: JobContext) -> fro
     )
     new = events.new_files() + messages.new_files()
     if not new:
+        keep_up(part, {each.table: each.news for each in (events, messages)})
         return frozenset()
     marks, after = messages.marks | events.marks, messages.after | events.after
     if events.is_told and messages.is_told and sum(file.rows for file in new) <= NEW_ROWS_MAX:
@@ -97,6 +98,7 @@ def make_metrics(
     rows = {METRICS_1M: 0, POSITION_DAILY: 0}
     news = news_of(part, metrics, everything=flag_option(context, EVERYTHING))
     if not news.dts:
+        keep_up(metrics, {part: news})
         return rows, frozenset()
     first, lateness = min(news.dts), lateness_of(context)
     live = part.live_files()
