@@ -52,6 +52,7 @@ class Look(NamedTuple):
     driver_bytes: int  # of this process, which makes the other tables; this and the next two are memory
     java_bytes: int
     worker_bytes: int  # of all workers together
+    heap_bytes: int  # what Java still needs once it has collected the rest
 
     def line(self) -> str:
         memory = "  ".join(
@@ -60,6 +61,7 @@ class Look(NamedTuple):
                 ("driver", self.driver_bytes),
                 ("java", self.java_bytes),
                 ("workers", self.worker_bytes),
+                ("heap", self.heap_bytes),
             )
         )
         return f"{self.second:5.0f} s  lag {self.lag_bytes:9} bytes  files {self.files:4}  {memory}"
@@ -75,13 +77,22 @@ def memory_of(pids: Iterable[int]) -> int:
     return total
 
 
+def heap_of(spark: SparkSession) -> int:
+    assert spark._jvm is not None
+    runtime = spark._jvm.java.lang.Runtime.getRuntime()
+    runtime.gc()
+    return int(runtime.totalMemory() - runtime.freeMemory())
+
+
 class DeriveTimes:
     """How long the other jobs took, each time: from when the first one begins until the last one does."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
         self.gaps: list[float] = []  # between two batches of the archive job
-        self._began = 0.0
+        self.by_job: dict[str, list[float]] = {}
+        self._began = self._job_began = 0.0
+        self._job = ""
         self._archived = 0.0
 
     def __call__(self, progress: Progress) -> None:
@@ -90,10 +101,14 @@ class DeriveTimes:
             if self._archived:
                 self.gaps.append(now - self._archived)
             self._archived = now
-        elif progress.step == "begins" and progress.job == "rollup":
-            self._began = now
-        elif progress.step == "begins" and progress.job == "retain":
-            self.seconds.append(now - self._began)
+        elif progress.step == "begins":
+            if progress.job == "rollup":
+                self._began = now
+            else:
+                self.by_job.setdefault(self._job, []).append(now - self._job_began)
+            if progress.job == "retain":
+                self.seconds.append(now - self._began)
+            self._job, self._job_began = progress.job, now
 
 
 def early_and_late(values: list[float]) -> tuple[float, float]:
@@ -136,8 +151,17 @@ def test_nothing_grows_in_a_continuous_run_at_a_steady_rate(spark: SparkSession,
                 time.sleep(LOOK)
                 told = client.admin.archived()
                 files = max(len(archive.table(name).live_files()) for name in SCHEMAS)
-                memory = (memory_of(pids) for pids in ([os.getpid()], [java], descendants(java)))
-                looks.append(Look(second, told.flushed - told.archived, files, *memory))
+                looks.append(
+                    Look(
+                        second,
+                        told.flushed - told.archived,
+                        files,
+                        driver_bytes=memory_of([os.getpid()]),
+                        java_bytes=memory_of([java]),
+                        worker_bytes=memory_of(descendants(java)),
+                        heap_bytes=heap_of(spark),
+                    )
+                )
                 print(looks[-1].line())
             said, _ = load.communicate("")
             over.set()
@@ -156,11 +180,13 @@ def check(looks: list[Look], times: DeriveTimes) -> None:
     slack = RATE * 600 * (EVERY + DERIVE)  # bytes of a message, its events and index, for one round
     assert late <= 2 * early + slack, "the lag grows"
     assert max(look.files for look in looks) <= FILES_MAX, "files are not merged"
-    for name in ("driver_bytes", "worker_bytes"):
+    for name in ("driver_bytes", "worker_bytes", "heap_bytes"):
         early, late = early_and_late([float(getattr(look, name)) for look in looks])
+        print(f"{name}: {int(early) >> 20} MB early, {int(late) >> 20} MB late")
         assert late <= 1.3 * early + MEMORY_SLACK, f"memory grows: {name}"
-    # The heap fills up to its limit before anything is collected, so it grows for a long time, but no further.
     assert max(look.java_bytes for look in looks) <= HEAP_BYTES + JAVA_BYTES, "memory of Java grows"
+    for name, seconds in times.by_job.items():
+        print(f"{name}: {[round(each, 1) for each in seconds]}")
     early, late = early_and_late(times.seconds)
     print(f"seconds of the other jobs: {early:.1f} early, {late:.1f} late")
     if len(times.seconds) >= 12:  # fewer say nothing on a machine that does something else, too
