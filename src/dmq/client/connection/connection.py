@@ -210,14 +210,16 @@ class Connection(Peer["Connection"]):
         """Let another thread read."""
         self._turns.leave()
 
-    def converse(self, *frame: Buffer) -> bytes | None:
+    def converse(self, frame: Buffer, *more: Buffer) -> bytes | None:
         """Send a whole frame, and read once: what came; None if nothing came for `LONE_SECONDS`, or it is closed.
 
         Nobody else hears of what came, unless it is heard. Output of others that the socket did not take waits until
         then.
         """
         wire = self._wire
-        if not wire.write(frame, len(frame[0]) if len(frame) == 1 else sum(map(len, frame))):
+        if not (
+            wire.write((frame, *more), len(frame) + sum(map(len, more))) if more else wire.write((frame,), len(frame))
+        ):
             self.close(NotConnected(f"the connection to {self.address} broke while sending"))
         if wire.out_bytes:
             return None  # the frame is not whole on its way: it needs a thread that polls

@@ -54,6 +54,7 @@ from dmq.records.encoder import PlainColumns, Shape, plain_columns
 __all__ = ["Groove", "LonePath", "Outgoing", "StraightPath", "plain_reply", "reply_of", "request_of"]
 
 _BODY_BYTES_MAX: Final = 8 << 10  # a copy of so much costs less than what it saves
+_PLAIN: Final = Message(b"")  # goes the way that a batch of plain messages goes
 _HEADER_BYTES_MAX: Final = 4 << 10  # more than head and header of a batch take
 
 _REQUEST: Final = int(Kind.REQUEST)
@@ -130,9 +131,9 @@ class LonePath(Generic[C]):
         self.taken = self.left = self.late = 0
 
     def _find(
-        self, topic: str, message: Message | None, durability: DurabilityName, deadline: float | None
+        self, topic: str, message: Message, durability: DurabilityName, deadline: float | None
     ) -> tuple[Groove, C, int, float] | None:
-        """How a message would go, or a batch: over which connection, to one of how many queues, and what time it is.
+        """How a message would go: over which connection, to one of how many queues, and what time it is.
 
         In a cluster it has one place, of the connection's shard, and ~place stands for the number of queues. None if it
         is not for this path.
@@ -141,14 +142,11 @@ class LonePath(Generic[C]):
             InvalidMessage: it cannot be sent.
         """
         groove = self._grooves.get((topic, durability)) or self._groove(topic, durability)
-        if groove is None or (message is not None and not self._core.is_simple(message.body, message.key)):
+        if groove is None or not self._core.is_simple(message.body, message.key):
             self.left += 1
             return None
         lane = groove[0]
-        if (
-            lane.under_way or lane.gathering is not None or lane.ready
-            or (message is not None and len(message.body) > _BODY_BYTES_MAX)
-        ):  # fmt: skip
+        if lane.under_way or lane.gathering is not None or lane.ready or len(message.body) > _BODY_BYTES_MAX:
             self.left += 1
             return None
         route, now, place = self._route_of(topic), self._monotonic(), ANY
@@ -162,8 +160,7 @@ class LonePath(Generic[C]):
         ):  # fmt: skip
             self.left += 1
             return None
-        if message is not None:
-            self._core.check_plain(topic, message)
+        self._core.check_plain(topic, message)
         return groove, connection, route.queues if place < 0 else ~place, now
 
     def _place(self, topic: str, lane: Lane) -> int:
@@ -295,7 +292,7 @@ class StraightPath(LonePath[Connection]):
         Parameters:
             messages: no more than one batch takes.
         """
-        found = self._find(topic, None, durability, deadline)
+        found = self._find(topic, _PLAIN, durability, deadline)
         if found is None:
             return None
         try:
