@@ -62,6 +62,7 @@ class ShardWriter(JournalWriter):
     """
 
     _is_alone = False
+    _lazy_times = 4  # consumers ask shards in turn, and so each gets acks a few at a time
     _passing = (DiskFull, NotEnoughReplicas, NotLeader)
 
     def __init__(

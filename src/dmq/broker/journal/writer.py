@@ -197,6 +197,7 @@ class JournalWriter:
     """
 
     _is_alone: bool = True  # no other broker has to have what is written
+    _lazy_times: int = 1  # how much longer than alone what nobody waits for gathers
     _passing: tuple[type[DMQError], ...] = (DiskFull,)  # what events of nobody who waits are kept for
 
     def __init__(
@@ -346,7 +347,7 @@ class JournalWriter:
         elif lazy and not self._late_turn_planned:
             self._idle.clear()
             self._late_turn_planned = True
-            self._loop.call_later(_LAZY_SECONDS, self._turn_late)
+            self._loop.call_later(self._lazy_times * _LAZY_SECONDS, self._turn_late)
 
     def _take_lazy(self) -> None:
         events, self._lazy = self._lazy, []
