@@ -40,8 +40,11 @@ def scene(cluster: ClusterProcesses) -> Iterator[Scene]:
         by_shard = {receipt.shard: receipt for receipt in sent}
         assert by_shard.keys() == {1, 2, 3}
         [producer.send("parts", b"later", delay=3600) for _ in range(9)]
+        client.admin.create_group("g", "parts")
         with client.consumer("parts", "g") as consumer:
             assert consumer.pull(wait=PATIENCE_S)
+        # A pull may be answered before all shards know of the group.
+        eventually(lambda: {row.shard for row in client.admin.lag("parts", "g").queues} == {1, 2, 3})
         open_one = producer.transaction("parts", b"half")
         open_one.__enter__()
         third = cluster.numbers["s3"]
