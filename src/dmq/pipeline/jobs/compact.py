@@ -56,14 +56,18 @@ class Portion(NamedTuple):
 
 
 def portions(files: Iterable[LiveFile], files_min: int = FILES_MIN, file_bytes: int = FILE_BYTES) -> list[Portion]:
-    """What is worth merging: days with at least this many small files; large files stay as they are."""
-    small: dict[date, list[LiveFile]] = defaultdict(list)
+    """What is worth merging: small files of one day and of similar size, if there are so many of them.
+
+    A file is similar to others of its power of four. So a row is written again once for each power, and not whenever
+    some more files came to its day; large files stay as they are.
+    """
+    small: dict[tuple[date, int], list[LiveFile]] = defaultdict(list)
     for file in files:
         if file.bytes < file_bytes // 4:
-            small[file.dt].append(file)
+            small[file.dt, file.bytes.bit_length() // 2].append(file)
     return [
         Portion(dt, tuple(found), -(-sum(file.bytes for file in found) // file_bytes))
-        for dt, found in sorted(small.items())
+        for (dt, _), found in sorted(small.items())
         if len(found) >= max(2, files_min)
     ]
 

@@ -136,6 +136,20 @@ def test_many_small_files_become_as_many_as_their_size_needs() -> None:
     assert found.parts == 4
 
 
+def test_files_of_another_size_are_not_written_again_for_a_few_small_ones() -> None:
+    sizes, written = [1 << 20], 0
+    for _ in range(200):
+        sizes += [1000]
+        files = [live(f"f{n}", size) for n, size in enumerate(sizes)]
+        for found in portions(files):
+            merged = [file.bytes for file in found.files]
+            written += sum(merged)
+            sizes = [size for n, size in enumerate(sizes) if f"f{n}" not in {file.path for file in found.files}]
+            sizes.append(sum(merged))
+    assert len(sizes) <= 13
+    assert written <= 200 * 1000 * 4  # each byte once for each power of four that it has passed
+
+
 def test_files_that_a_derived_table_has_still_to_take_in_wait_unless_nobody_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
