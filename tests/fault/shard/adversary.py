@@ -292,7 +292,7 @@ class Adversary:
     def rot(self) -> None:
         """A bit of what a member knows as committed turns; the others have it."""
         process, turned = self._any(leader_chance=0.4), self._cluster.checker.turned
-        if not self._cluster.survives_without(process):
+        if not self._cluster.survives_without(process, may_rot=True):
             return
         process.crash()
         start, known = process.known
@@ -306,7 +306,7 @@ class Adversary:
     def flip(self) -> None:
         """A bit of what a member does not know as committed turns while the machine is off."""
         process = self._any(leader_chance=0.2)
-        if not self._cluster.survives_without(process):
+        if not self._cluster.survives_without(process, may_rot=True):
             return
         process.crash()
         known, end = process.tail

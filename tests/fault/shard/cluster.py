@@ -130,10 +130,17 @@ class Cluster:
         member = process.membership
         return "" if member is None else hex_id(member.replica_id)
 
-    def survives_without(self, process: Process) -> bool:
-        """Whether all that is committed is on another disk, too, and that one does not doubt it."""
+    def survives_without(self, process: Process, *, may_rot: bool = False) -> bool:
+        """Whether all that is committed is on another disk, too, and that one is whole and does not doubt it.
+
+        Parameters:
+            may_rot: bits of that one may have turned, since this process still has what they belong to.
+        """
         record = self.record
-        there = {self.replica_of(other) for other in self.processes if other is not process and not other.is_doubtful}
+        others = [other for other in self.processes if other is not process]
+        there = {
+            self.replica_of(other) for other in others if not other.is_doubtful and (may_rot or not other.is_rotten)
+        }
         return record is not None and bool(there & {*record.in_sync})
 
     def copies(self, offset: int) -> int:

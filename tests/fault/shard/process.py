@@ -268,6 +268,20 @@ class Process:
         return member is None or member.doubtful or member.life == self._turned_in
 
     @property
+    def is_rotten(self) -> bool:
+        """Whether a bit of what is committed turned and was not mended: it may be found late, where nobody reads."""
+        checker = self._cluster.checker
+        for offset in checker.turned.get(self.name, ()):
+            paths = [path for path in self.files.paths() if path.startswith(f"{FOLDER}/") and _start_of(path) <= offset]
+            if paths and offset >= checker.first:
+                at = offset - _start_of(max(paths))
+                own = self.files.read_file(max(paths))[at : at + 1]
+                right = checker.journal[offset - checker.first : offset - checker.first + 1]
+                if own and right and own != right:
+                    return True
+        return False
+
+    @property
     def known(self) -> tuple[int, int]:
         """From where to where its journal goes that it knows as committed; the process is dead."""
         return self._bounds()[:2]
