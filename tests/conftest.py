@@ -15,6 +15,7 @@ from hypothesis.configuration import set_hypothesis_home_dir
 import dmq.deadletters.store  # noqa: F401  first by the main thread: CPython 3.11 breaks when two threads parse at once
 from dmq.event_log import _LIMITER
 from dmq.testing.fixtures import dmq_broker
+from dmq.testing.ports import tidy_ports
 from tests.databases import database_servers
 from tests.folder_times import FolderTimes
 from tests.object_store import object_store, store_port
@@ -89,6 +90,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if not _is_other_part(item.path, config)]
+
+
+def pytest_unconfigure() -> None:
+    tidy_ports()
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dmq.errors import PortTaken
 
-__all__ = ["Ports", "free_port"]
+__all__ = ["Ports", "free_port", "tidy_ports"]
 
 _KEPT_MAX = 256  # a test needs some thirty at once
 
@@ -55,13 +55,36 @@ class Ports:
                 self._process = os.getpid()
                 self._claimed.clear()
             if self._file is None:
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                self._file = self._open()
             first = random.SystemRandom().randrange(len(self._numbers))
             for port in (*self._numbers[first:], *self._numbers[:first]):
                 if port not in self._claimed and self._claims(self._file, port):
                     return port
         ends = f"{min(self._numbers)} to {max(self._numbers)}"
         raise PortTaken(f"all ports of {ends} are taken: stop the programs that have them")
+
+    def tidy(self) -> None:
+        """Give all ports back, and remove the file unless another process uses it: when a run ends."""
+        with self._mutex, contextlib.suppress(OSError):
+            file, self._file = self._file, None
+            self._claimed.clear()
+            if file is None:
+                file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._path.unlink()
+            finally:
+                os.close(file)
+
+    def _open(self) -> int:
+        while True:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            # A lock of the byte before the first port keeps `tidy` of others from removing the file.
+            fcntl.lockf(file, fcntl.LOCK_SH, 1, 0)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file), self._path.stat()):
+                    return file
+            os.close(file)  # it was removed meanwhile
 
     def _claims(self, file: int, port: int) -> bool:
         try:
@@ -84,3 +107,8 @@ _PORTS = Ports(range(20_000, 32_000), Path(tempfile.gettempdir()) / f"dmq-ports-
 def free_port() -> int:
     """A port for a server that is to come back to it; no other test, demo or benchmark of this machine gets it."""
     return _PORTS.take()
+
+
+def tidy_ports() -> None:
+    """Leave nothing of `free_port` behind, at the end of a run."""
+    _PORTS.tidy()

@@ -60,3 +60,19 @@ def test_who_takes_many_gives_back_the_oldest(tmp_path: Path, numbers: list[int]
 def test_ports_are_below_those_of_outgoing_connections() -> None:
     lowest, _ = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     assert free_port() < int(lowest)
+
+
+def test_the_file_goes_with_the_last_process_that_has_claims(tmp_path: Path, numbers: list[int]) -> None:
+    path = tmp_path / "ports"
+    ports = Ports(numbers, path)
+    command = [sys.executable, "-c", OTHER, str(path), *map(str, numbers)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        theirs = {int(word) for word in other.stdout.readline().split()}
+        ports.tidy()
+        assert path.exists()
+        assert ports.take() not in theirs
+        other.kill()
+    ports.tidy()
+    assert not path.exists()
+    assert {ports.take() for _ in range(8)} == {*numbers}
