@@ -49,7 +49,7 @@ class Pace:
     The more the leader writes, the less it reads for others: they share its loop, and on a test machine its disk. A
     follower that is not level after a while gets more than the leader writes, whatever that costs.
 
-    What always holds: a leader that writes nothing is not held back; no follower stays behind for ever.
+    What always holds: a leader that writes next to nothing is not held back; no follower stays behind for ever.
     """
 
     BYTES_A_SECOND: Final = 128 << 20  # while next to nothing is written; with each byte written, four fewer
@@ -58,6 +58,7 @@ class Pace:
     PATIENT_SECONDS: Final = 60.0
     TIMES: Final = 1.25  # what the leader writes itself, for a follower that was behind for so long
     _LEVEL_SECONDS: Final = 5.0  # without a read: nobody is behind
+    _IDLE_RATE: Final = 64 << 10  # bytes a second: who writes less has time for others
     _LOOK_SECONDS: Final = 0.5
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class Pace:
     @property
     def read_bytes(self) -> int:
         """How much is read at a time: less while the leader writes, which then waits less for it."""
-        return READ_BYTES if self._rate < 1.0 else READ_BYTES // 4
+        return READ_BYTES if self._rate < self._IDLE_RATE else READ_BYTES // 4
 
     def delay(self, now: float) -> float:
         """How long to wait before the next read."""
@@ -89,7 +90,7 @@ class Pace:
         if start - self._spent_at >= self._LEVEL_SECONDS:
             self._behind_since = start
         self._spent_at = start
-        if self._rate >= 1.0:
+        if self._rate >= self._IDLE_RATE:
             limit = max(self.BYTES_A_SECOND_MIN, self.BYTES_A_SECOND - self._GIVEN_WAY * self._rate)
             if start - self._behind_since >= self.PATIENT_SECONDS:
                 limit = max(limit, self.TIMES * self._rate)

@@ -202,6 +202,14 @@ def test_a_follower_for_which_commits_wait_is_not_held_back(store: MessageStore)
     assert awaited[1] == 0.0
 
 
+def test_soon_after_a_load_followers_are_not_held_back_any_more() -> None:
+    pace = warm_pace(100 << 20)
+    for half in range(20, 34):
+        pace.wrote(1000 << 20, half / 2)
+    pace.spend(1 << 30, 17.0)
+    assert pace.delay(17.0) == 0
+
+
 def test_reads_are_smaller_while_the_leader_writes() -> None:
     assert Pace().read_bytes == READ_BYTES
     assert warm_pace(1 << 20).read_bytes == READ_BYTES // 4
