@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import dmq
 from dmq.settings import StoreSettings
+from dmq.storage.delay.fragment import Fragment
 from dmq.storage.index.block_file import BlockCache
 from dmq.storage.journal.window_cache import WindowCache
 from dmq.storage.read.record_origin import Identities
@@ -65,7 +66,8 @@ def sizes(served: ServedBroker) -> dict[int, tuple[int, Any]]:
     # Bounded by a number that is too large for a test: how transactions ended (100,000), the heap of checks (1,024 and
     # the open ones), batch tables, the queues of the two topics that always exist. Or the disk, or on the way to it.
     bounded = (transactions._ended, transactions.checks._heap, derived.state.next, derived.lookup)
-    kinds = BlockCache | Identities | MemoryFiles | WindowCache
+    # Delays of what was deleted stay until they are due, which is noticed if the clock passes a fragment meanwhile.
+    kinds = BlockCache | Fragment | Identities | MemoryFiles | WindowCache
     passed_over = {id(one) for one in bounded} | {id(one) for one in gc.get_objects() if isinstance(one, kinds)}
     found = reached(served.server, passed_over)
     return {at: (len(one), one) for at, one in found.items() if isinstance(one, dict | list | set | deque)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -85,6 +86,8 @@ def test_ordered_messages_are_divided_over_all_places(client: dmq.Client) -> Non
 
 def test_a_priority_is_a_queue_of_any_shard(client: dmq.Client) -> None:
     client.admin.create_topic("urgent", priority=True)
+    eventually(lambda: client._router.is_whole)
+    eventually(lambda: not client._router.health.avoided((1, 2, 3), time.monotonic()))  # as one that refused is a while
     with client.producer(timeout=30) as producer:
         receipts = [producer.send("urgent", b"x", priority=7) for _ in range(30)]
         receipts += [*producer.send_many("urgent", [dmq.Message(b"x", priority=7)] * 30)]
