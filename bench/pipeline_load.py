@@ -186,11 +186,13 @@ def make_archive(uri: str, count: int, files: int) -> None:
     days = min(files, DAYS)
     written: dict[str, list[Written]] = {MESSAGE: [], KEY_INDEX: []}
     for part, first in enumerate(range(0, count, step)):
-        messages = _messages(first, min(step, count - first), date(2030, 1, 1) + timedelta(days=part * days // files))
+        day = date(2030, 1, 1) + timedelta(days=part * days // files)
+        messages = _messages(first, min(step, count - first), day)
         for name, rows, how in (
             (MESSAGE, messages, {"sort_by": ("topic", "queue", "queue_offset"), "bloom": ("key",)}),
             (KEY_INDEX, index_rows(messages), {"sort_by": ("bucket", "hash"), "row_group_rows": GROUP_ROWS[KEY_INDEX]}),
         ):
+            archive.table(name).folder.make(f"dt={day.isoformat()}")
             folder = archive.table(name).folder._replace(is_local=False)  # not synced, which is most of the time
             written[name].append(write_parquet(rows, folder, **how))
     for name, some in written.items():
