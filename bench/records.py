@@ -19,7 +19,16 @@ from pathlib import Path
 import numpy as np
 
 from dmq.model import Message
-from dmq.records import Compressor, batch_rules, check_batch, decode_columns, encode_batch, iter_records, stamp_few
+from dmq.records import (
+    Compressor,
+    EncodeOptions,
+    batch_rules,
+    check_batch,
+    decode_columns,
+    encode_batch,
+    iter_records,
+    stamp_few,
+)
 from dmq.records.check import VERIFY_MANY_MIN
 from dmq.records.encoder import ENCODE_MANY_MIN
 from dmq.records.layout import ADDRESSES_DTYPE, Stamp, StampColumns, stamp_columns
@@ -64,7 +73,7 @@ def cases(count: int, kind: str) -> dict[str, Callable[[], object]]:
         "baseline: join bodies": lambda: b"".join(bodies),
         "encode": lambda: encode_batch("orders", "shop", messages, sent_at_ms=1),
         "encode, compression auto": lambda: encode_batch(
-            "orders", "shop", messages, sent_at_ms=1, compressor=compressor
+            "orders", "shop", messages, sent_at_ms=1, options=EncodeOptions(compressor=compressor)
         ),
         "stamp": lambda: stamp_few(data, places, places, stamp),
         "stamp, columns": lambda: stamp_columns(data, starts, starts, columns),

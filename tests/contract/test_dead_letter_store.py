@@ -16,7 +16,7 @@ from dmq.deadletters.store import DeadLetterStore
 from dmq.deadletters.url import default_url
 from dmq.errors import DatabaseDown, WrongFormat
 from dmq.model import Message, MessageId
-from dmq.records import Compressor, DeadReason, RecordView, Stamp, encode_batch, moved_record, stamp_few
+from dmq.records import Compressor, DeadReason, EncodeOptions, RecordView, Stamp, encode_batch, moved_record, stamp_few
 from dmq.records.attributes import Attributes
 from tests.databases import DatabaseServers
 
@@ -39,7 +39,9 @@ def store(url: str) -> Iterator[DeadLetterStore]:
 
 def record(message: Message, number: int, **said: Any) -> RecordView:
     """The record of a dead letter, as the journal has it."""
-    encoded = encode_batch("orders", "shop", [message], sent_at_ms=AT_MS, compressor=Compressor("auto"))
+    encoded = encode_batch(
+        "orders", "shop", [message], sent_at_ms=AT_MS, options=EncodeOptions(compressor=Compressor("auto"))
+    )
     data = bytearray(encoded.data)
     stamp_few(data, [0], [4096], Stamp(3, 77, bytes(6), bytes(6), AT_MS + 1, AT_MS + 2))
     options: dict[str, Any] = {

@@ -12,7 +12,16 @@ from dmq.records.builder import encode_system
 from dmq.records.check import batch_rules, check_batch, find_corrupt
 from dmq.records.columns import Columns, decode_columns
 from dmq.records.compression import Compressor, decompress
-from dmq.records.encoder import EncodedBatch, LoneRecord, encode_batch, encode_lone, encode_plain, is_plain
+from dmq.records.encoder import (
+    Alike,
+    EncodedBatch,
+    EncodeOptions,
+    LoneRecord,
+    encode_batch,
+    encode_lone,
+    encode_plain,
+    is_plain,
+)
 from dmq.records.hashes import business_hash, id_hash, key_hash, tag_hash
 from dmq.records.layout import FIXED_BYTES, MAGIC, RECORD_BYTES_MIN, Stamp, gather, scatter, stamp_few
 from dmq.records.move import DeadReason, moved_record
@@ -24,10 +33,12 @@ __all__ = [
     "FIXED_BYTES",
     "MAGIC",
     "RECORD_BYTES_MIN",
+    "Alike",
     "Attributes",
     "Columns",
     "Compressor",
     "DeadReason",
+    "EncodeOptions",
     "EncodedBatch",
     "LoneRecord",
     "RecordView",

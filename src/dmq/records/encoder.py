@@ -16,7 +16,7 @@ that depends only on the template and the key's length. The key's CRC is needed 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -46,7 +46,16 @@ from dmq.records.builder import BLANK_STAMP, BLANK_TIMES, HEAD, name_bytes
 from dmq.records.compression import TOGETHER_FROM_BYTES, TOGETHER_MAX, Compressor, Together, sizes_of
 from dmq.records.hashes import tag_hash
 
-__all__ = ["EncodedBatch", "LoneRecord", "encode_batch", "encode_lone", "encode_plain", "is_plain"]
+__all__ = [
+    "Alike",
+    "EncodeOptions",
+    "EncodedBatch",
+    "LoneRecord",
+    "encode_batch",
+    "encode_lone",
+    "encode_plain",
+    "is_plain",
+]
 
 # From this many messages on the numpy path is the faster one (bench/records.py).
 ENCODE_MANY_MIN: Final = 64
@@ -77,90 +86,70 @@ def names_of(topic: str, app: str) -> bytes:
 
 
 def make_shape(
-    names: bytes,
-    flags: int,
-    tag: str | None,
-    business_id: str | None,
-    priority: int,
-    ordered: bool,
-    key_size: int,
-    codec: int = 0,
-    raw_size: int = 0,
-    extra: bytes = b"",
-    properties: Mapping[str, str] | None = None,
+    names: bytes, message: Message, key_size: int, codec: int = 0, flags: int = 0, extra: bytes = b""
 ) -> Shape:
     """The shape of a message.
 
     Parameters:
         names: from `names_of`.
+        message: of which the body only gives its size, if it is compressed.
         key_size: in bytes; -1 without a key.
         codec: what the body is compressed with; 0 if it is not.
-        raw_size: of the body before.
+        flags: system flags, beside those that follow from the message.
         extra: attributes of our own.
 
     Raises:
         InvalidMessage: a value breaks a rule, or there is too much of them together.
     """
+    tag, priority = message.tag, message.priority
     if type(priority) is not int or not 0 <= priority <= layout.PRIORITY_MAX:
         raise InvalidMessage(f"priority is 0 to {layout.PRIORITY_MAX}, not {priority!r}")
     user = b"" if tag is None else attrs.text_entry(attrs.TAG, "tag", tag)
-    if properties:
-        user += attrs.property_entries(properties)
+    if message.properties:
+        user += attrs.property_entries(message.properties)
     key_bytes = key_size + attrs.ENTRY.size if key_size >= 0 else 0
     if len(user) + key_bytes > layout.USER_ATTRIBUTES_BYTES_MAX:
         raise attrs.too_large_together(len(user) + key_bytes)
-    if ordered:
+    if message.ordered:
         flags |= layout.ORDERED
     if codec:
         flags |= layout.COMPRESSED
-        user += attrs.compression_entry(codec, raw_size)
+        user += attrs.compression_entry(codec, len(message.body))
     user += extra
     size = len(user) + key_bytes
     if size > layout.CLIENT_ATTRIBUTES_BYTES_MAX:
         limit = layout.CLIENT_ATTRIBUTES_BYTES_MAX
         raise InvalidMessage(f"attributes take {size} bytes; at most {limit} may be sent")
-    tail = names + name_bytes("business id", business_id or "") + layout.U16.pack(size) + user
+    tail = names + name_bytes("business id", message.business_id or "") + layout.U16.pack(size) + user
     if key_size >= 0:
         tail += attrs.ENTRY.pack(attrs.KEY, key_size)
     front = layout.CLIENT_PART.pack(layout.MAGIC, flags, 0 if tag is None else tag_hash(tag), priority)
     return Shape(front, crc32c(front), tail)
 
 
-_remember: Final = lru_cache(_REMEMBERED, typed=True)(make_shape)
+_shapes: Final[dict[tuple[Any, ...], Shape]] = {}  # at most _REMEMBERED: then it starts anew
 
 
-def remembered_shape(
-    names: bytes,
-    flags: int,
-    tag: str | None,
-    business_id: str | None,
-    priority: int,
-    ordered: bool,
-    key_size: int,
-    codec: int = 0,
-    raw_size: int = 0,
-) -> Shape:
+def remembered_shape(names: bytes, message: Message, key_size: int, codec: int = 0, flags: int = 0) -> Shape:
     """`make_shape` for what occurs again and again: no properties, nothing of our own.
 
     Raises:
         InvalidMessage: as `make_shape`.
     """
+    tag, priority = message.tag, message.priority
+    raw_size = len(message.body) if codec else 0
+    key = (names, flags, tag, message.business_id, type(priority), priority, message.ordered, key_size, codec, raw_size)
     try:
+        found = _shapes.get(key)
+    except TypeError:  # something that cannot be remembered, nor sent: here is told why
+        return make_shape(names, message, key_size, codec, flags=flags)
+    if found is None:
+        found = make_shape(names, message, key_size, codec, flags=flags)
         if tag is None or len(tag) <= _TAG_MAX:
-            return _remember(names, flags, tag, business_id, priority, ordered, key_size, codec, raw_size)
-    except TypeError:
-        pass  # something that cannot be remembered, nor sent: below is told why
-    return make_shape(
-        names,
-        flags,
-        tag,
-        business_id,
-        priority=priority,
-        ordered=ordered,
-        key_size=key_size,
-        codec=codec,
-        raw_size=raw_size,
-    )
+            if len(_shapes) >= _REMEMBERED:
+                _shapes.clear()
+            _shapes[key] = found
+    return found
 
 
 class LoneRecord(NamedTuple):
@@ -185,40 +174,16 @@ class _Batch:
 
     def template(self, index: int, message: Message, key_size: int, codec: int) -> Template:
         """The template of this message; `key_size` is -1 without a key."""
-        tag, business_id, priority, ordered = message.tag, message.business_id, message.priority, message.ordered
-        raw_size = len(message.body) if codec else 0
         if message.properties or self.extras:
             extra = self.extras if isinstance(self.extras, bytes) else self.extras[index]
-            return self._timed(
-                make_shape(
-                    self.names,
-                    self.flags,
-                    tag,
-                    business_id,
-                    priority=priority,
-                    ordered=ordered,
-                    key_size=key_size,
-                    codec=codec,
-                    raw_size=raw_size,
-                    extra=extra,
-                    properties=message.properties,
-                ),
-                key_size,
-            )
-        key = (tag, business_id, type(priority), priority, ordered, key_size, codec, raw_size)
+            shape = make_shape(self.names, message, key_size, codec, flags=self.flags, extra=extra)
+            return self._timed(shape, key_size)
+        priority = message.priority
+        raw_size = len(message.body) if codec else 0
+        key = (message.tag, message.business_id, type(priority), priority, message.ordered, key_size, codec, raw_size)
         made = self._templates.get(key)
         if made is None:
-            shape = remembered_shape(
-                self.names,
-                self.flags,
-                tag,
-                business_id,
-                priority=priority,
-                ordered=ordered,
-                key_size=key_size,
-                codec=codec,
-                raw_size=raw_size,
-            )
+            shape = remembered_shape(self.names, message, key_size, codec, flags=self.flags)
             made = self._templates[key] = self._timed(shape, key_size)
         return made
 
@@ -243,34 +208,8 @@ def encode_lone(topic: str, app: str, message: Message, sent_at_ms: int, body: b
     raw_key = b"" if key is None else attrs.utf8("key", key)
     names = names_of(topic, app)
     key_size = -1 if key is None else len(raw_key)
-    raw_size = len(message.body) if codec else 0
-    tag, business_id, priority, ordered = message.tag, message.business_id, message.priority, message.ordered
-    if message.properties:
-        shape = make_shape(
-            names,
-            0,
-            tag,
-            business_id,
-            priority=priority,
-            ordered=ordered,
-            key_size=key_size,
-            codec=codec,
-            raw_size=raw_size,
-            extra=b"",
-            properties=message.properties,
-        )
-    else:
-        shape = remembered_shape(
-            names,
-            0,
-            tag,
-            business_id,
-            priority=priority,
-            ordered=ordered,
-            key_size=key_size,
-            codec=codec,
-            raw_size=raw_size,
-        )
+    make = make_shape if message.properties else remembered_shape
+    shape = make(names, message, key_size, codec)
     return lone_record(shape, sent_at_ms, body, None if key is None else raw_key)
 
 
@@ -280,9 +219,7 @@ def plain_shape(topic: str, app: str, key_size: int) -> Shape:
     Raises:
         InvalidMessage: the key is too large.
     """
-    return make_shape(
-        names_of(topic, app), 0, None, None, priority=DEFAULT_PRIORITY, ordered=False, key_size=key_size
-    )  # fmt: skip
+    return make_shape(names_of(topic, app), _PLAIN_MESSAGE, key_size)
 
 
 def lone_record_compiled(shape: Shape, sent_at_ms: int, body: bytes, raw_key: bytes | None) -> LoneRecord:
@@ -311,18 +248,53 @@ _lone_record: Final = find("lone_record")
 lone_record: Final = lone_record_plain if _lone_record is None else lone_record_compiled
 
 
+class EncodeOptions(msgspec.Struct, frozen=True, gc=False):
+    """How the bodies of a batch are compressed, and their limits."""
+
+    compressor: Compressor | None = None
+    """Compresses bodies where it pays; None leaves all as they are."""
+
+    body_bytes_max: int = layout.BODY_BYTES_MAX
+    """The largest body, after compression."""
+
+    raw_bytes_max: int = layout.RAW_BYTES_MAX
+    """The largest body before compression: what readers expand."""
+
+    blocks: bool = False
+    """Bodies may be compressed together, in blocks behind the records."""
+
+    flags: int = 0
+    """System flags for all records, beside those that follow from a message."""
+
+    def __post_init__(self) -> None:
+        if self.flags & (layout.RESERVED_FLAGS | layout.COMPRESSED | layout.UNSIGNED_FLAGS):
+            raise ValueError(f"flags {self.flags:#04x} are not for the caller to set")
+
+
+_DEFAULTS: Final = EncodeOptions()
+
+
+class Alike(NamedTuple):
+    """Messages that differ in body and key only, as columns."""
+
+    bodies: list[bytes]
+    """Bytes, all of them."""
+
+    keys: Sequence[str | None]
+    """One for each body, None where there is none."""
+
+    like: Message = _PLAIN_MESSAGE
+    """What they have beside that; nothing if left out."""
+
+
 def encode_batch(
     topic: str,
     app: str,
     messages: Sequence[Message],
     *,
     sent_at_ms: int,
-    compressor: Compressor | None = None,
-    flags: int = 0,
+    options: EncodeOptions = _DEFAULTS,
     extra: bytes | Sequence[bytes] = b"",
-    body_bytes_max: int = layout.BODY_BYTES_MAX,
-    raw_bytes_max: int = layout.RAW_BYTES_MAX,
-    blocks: bool = False,
 ) -> EncodedBatch:
     """Encode messages for one topic.
 
@@ -331,23 +303,18 @@ def encode_batch(
         app: who sends them.
         messages: what to encode, in order.
         sent_at_ms: their send time.
-        compressor: compresses bodies where it pays; None leaves all as they are.
-        flags: system flags for all of them, beside those that follow from a message.
+        options: how.
         extra: attributes of our own from `encode_attributes`, without key, tag and properties: the same for all, or one
             for each message.
-        body_bytes_max: the largest body, after compression.
-        raw_bytes_max: the largest body before compression: what readers expand.
-        blocks: bodies may be compressed together, in blocks behind the records.
 
     Raises:
         InvalidMessage: a message breaks a rule; `detail["index"]` says which.
         MessageTooLarge: a body is over its limit.
     """
-    if flags & (layout.RESERVED_FLAGS | layout.COMPRESSED | layout.UNSIGNED_FLAGS):
-        raise ValueError(f"flags {flags:#04x} are not for the caller to set")
-    bodies = _checked_bodies(messages, raw_bytes_max)
-    batch = _Batch(topic, app, sent_at_ms, flags, extras=extra)
-    if blocks and compressor is not None:
+    compressor, body_bytes_max = options.compressor, options.body_bytes_max
+    bodies = _checked_bodies(messages, options.raw_bytes_max)
+    batch = _Batch(topic, app, sent_at_ms, options.flags, extras=extra)
+    if options.blocks and compressor is not None:
         together = compressor.compress_together(topic, bodies, body_bytes_max)
         if together:
             swapped = _Swapped(bodies, together)
@@ -461,44 +428,31 @@ def _encode_few(
 
 
 def encode_plain(
-    topic: str,
-    app: str,
-    bodies: list[bytes],
-    keys: Sequence[str | None],
-    *,
-    sent_at_ms: int,
-    compressor: Compressor | None = None,
-    body_bytes_max: int = layout.BODY_BYTES_MAX,
-    raw_bytes_max: int = layout.RAW_BYTES_MAX,
-    like: Message = _PLAIN_MESSAGE,
-    blocks: bool = False,
+    topic: str, app: str, alike: Alike, *, sent_at_ms: int, options: EncodeOptions = _DEFAULTS
 ) -> EncodedBatch:
-    """`encode_batch` for messages that differ in body and key only, as columns: what is sent most.
-
-    Parameters:
-        bodies: bytes, all of them.
-        keys: one for each body, None where there is none.
-        like: what they have beside that; nothing if left out.
+    """`encode_batch` for messages that differ in body and key only: what is sent most.
 
     Raises:
         InvalidMessage, MessageTooLarge: as `encode_batch`.
     """
+    bodies, keys, like = alike
+    compressor, body_bytes_max = options.compressor, options.body_bytes_max
     count = len(bodies)
     smallest, largest, total = sizes_of(bodies)
+    batch = _Batch(topic, app, sent_at_ms, options.flags, extras=b"")
     packed = None
-    is_small = largest <= min(body_bytes_max, raw_bytes_max)
-    blocks = blocks and compressor is not None and total >= TOGETHER_FROM_BYTES
+    is_small = largest <= min(body_bytes_max, options.raw_bytes_max)
+    blocks = options.blocks and compressor is not None and total >= TOGETHER_FROM_BYTES
     if blocks and count >= ENCODE_MANY_MIN and largest <= min(TOGETHER_MAX, body_bytes_max) and compressor is not None:
         together = compressor.compress_together(topic, bodies, body_bytes_max)
         if together:
-            return _encode_blocks(_Batch(topic, app, sent_at_ms, 0, extras=b""), like, bodies, keys, together=together)
+            return _encode_blocks(batch, like, bodies, keys, together=together)
         blocks = False
     if is_small and not blocks and compressor is not None and compressor.mode != "none" and count:
         if compressor.is_worth_trying(topic, smallest, largest, count):
             packed = compressor.try_many(topic, bodies, smallest, largest, body_bytes_max=body_bytes_max)
         compressor = None
     if is_small and not blocks and packed is None and count >= ALIKE_MIN:
-        batch = _Batch(topic, app, sent_at_ms, 0, extras=b"")
         try:
             return _encode_alike(batch, like, bodies, keys)
         except (InvalidMessage, UnicodeEncodeError, AttributeError):
@@ -509,11 +463,9 @@ def encode_plain(
         for body, key in zip(bodies, keys, strict=True)
     ]
     if packed is not None:
-        return _encode_packed(_Batch(topic, app, sent_at_ms, 0, extras=b""), messages, packed, body_bytes_max)
-    return encode_batch(
-        topic, app, messages, sent_at_ms=sent_at_ms, compressor=compressor, body_bytes_max=body_bytes_max,
-        raw_bytes_max=raw_bytes_max, blocks=blocks,
-    )  # fmt: skip
+        return _encode_packed(batch, messages, packed, body_bytes_max)
+    options = msgspec.structs.replace(options, compressor=compressor, blocks=blocks)
+    return encode_batch(topic, app, messages, sent_at_ms=sent_at_ms, options=options)
 
 
 def _encode_blocks(

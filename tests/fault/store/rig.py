@@ -13,6 +13,7 @@ from dmq.model import Durability, Message, MessageId, TopicConfig
 from dmq.records import (
     Attributes,
     Compressor,
+    EncodeOptions,
     RecordView,
     encode_attributes,
     encode_batch,
@@ -172,7 +173,12 @@ class Rig:
             extra = [encode_attributes(Attributes(due_at_ms=due, target_topic=target, target_queue=0)) for due in each]
         # Those of `alike` are compressed together; the others are too few or too noisy for that.
         encoded = encode_batch(
-            topic, "app", messages, sent_at_ms=now_ms, extra=extra, compressor=Compressor(), blocks=target is None
+            topic,
+            "app",
+            messages,
+            sent_at_ms=now_ms,
+            extra=extra,
+            options=EncodeOptions(compressor=Compressor(), blocks=target is None),
         )
         first = self.sequences.get(producer, 0)
         self.sequences[producer] = first + len(messages)

@@ -20,7 +20,7 @@ from dmq.protocol.consume import Pull, PullReply
 from dmq.protocol.produce import Produce, ProduceFlag
 from dmq.protocol.read import Fetch, FetchReply, Peek, PeekReply
 from dmq.protocol.session import BLOCKS, FRAME_CRC
-from dmq.records import Compressor, EncodedBatch, RecordView, encode_batch, iter_records
+from dmq.records import Compressor, EncodedBatch, EncodeOptions, RecordView, encode_batch, iter_records
 from dmq.records.block import block_use, make_block
 from dmq.settings import StoreSettings
 from dmq.storage.files import OsFiles
@@ -340,7 +340,9 @@ def test_any_messages_are_the_same_in_blocks_and_without(served: ServedBroker, s
 
 
 def encoded(sample: list[dmq.Message], topic: str = "orders") -> EncodedBatch:
-    return encode_batch(topic, "raw", sample, sent_at_ms=SENT_AT_MS, compressor=Compressor("lz4"), blocks=True)
+    return encode_batch(
+        topic, "raw", sample, sent_at_ms=SENT_AT_MS, options=EncodeOptions(compressor=Compressor("lz4"), blocks=True)
+    )
 
 
 def produced(topic: str, batch: EncodedBatch, *, producer_id: int = 7, flags: int = 0) -> tuple[Produce, bytes]:

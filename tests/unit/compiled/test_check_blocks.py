@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dmq.errors import InvalidMessage, RecordCorrupt
 from dmq.model import Message
-from dmq.records import Compressor, batch_rules, encode_batch
+from dmq.records import Compressor, EncodeOptions, batch_rules, encode_batch
 from dmq.records.block import check_blocks
 from dmq.records.check import check_batch, verify_few
 from dmq.records.encoder import EncodedBatch
@@ -24,7 +24,9 @@ COUNT = 300
 
 def with_blocks(count: int = COUNT) -> EncodedBatch:
     messages = [Message(TEXT % number * 3, key=f"k-{number}") for number in range(count)]
-    made = encode_batch("orders", "shop", messages, sent_at_ms=1, compressor=Compressor(), blocks=True)
+    made = encode_batch(
+        "orders", "shop", messages, sent_at_ms=1, options=EncodeOptions(compressor=Compressor(), blocks=True)
+    )
     assert made.block_bytes
     return made
 

@@ -204,16 +204,8 @@ def test_what_is_no_message_is_not_read_as_one() -> None:
 @given(messages, st.integers(0, 2**64 - 1))
 def test_a_lone_record_has_the_bytes_of_the_plain_way(message: Message, sent_at_ms: int) -> None:
     key = None if message.key is None else message.key.encode()
-    shape = encoder.make_shape(
-        encoder.names_of("orders", "shop"),
-        0,
-        message.tag,
-        message.business_id,
-        priority=message.priority,
-        ordered=message.ordered,
-        key_size=-1 if key is None else len(key),
-        properties=message.properties,
-    )
+    key_size = -1 if key is None else len(key)
+    shape = encoder.make_shape(encoder.names_of("orders", "shop"), message, key_size)
     plain = encoder.lone_record_plain(shape, sent_at_ms, message.body, key)
     record, key_hash = speed.lone_record(shape.front, shape.tail, sent_at_ms, message.body, key)
     assert (b"".join(plain.parts), plain.length, plain.key_hash) == (record, len(record), key_hash)

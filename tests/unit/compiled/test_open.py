@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dmq.errors import RecordCorrupt
 from dmq.model import Message
-from dmq.records import Compressor, RecordView, encode_batch, layout
+from dmq.records import Compressor, EncodeOptions, RecordView, encode_batch, layout
 from dmq.records.block import BodyBlocks
 from tests.sampling import sample_size
 from tests.unit.compiled.extension import grown_kb, speed
@@ -22,7 +22,9 @@ MESSAGES = [Message(b"body-%d" % index, key=f"k{index}" if index % 3 else None) 
 
 def encoded(messages: list[Message], compressor: Compressor | None = None) -> tuple[bytes, list[int]]:
     """Records, and where they begin and end."""
-    batch = encode_batch("orders", "shop", messages, sent_at_ms=SENT_AT_MS, compressor=compressor)
+    batch = encode_batch(
+        "orders", "shop", messages, sent_at_ms=SENT_AT_MS, options=EncodeOptions(compressor=compressor)
+    )
     return bytes(batch.data), [0, *accumulate(map(int, batch.lengths))]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from crc32c import crc32c
 
 from dmq.model import Message
-from dmq.records import Attributes, Compressor, DeadReason, RecordView, encode_batch
+from dmq.records import Attributes, Compressor, DeadReason, EncodeOptions, RecordView, encode_batch
 from dmq.storage.journal.unit import MOVED, Row, Unit, parse_unit, read_header
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.read.reader import row_of
@@ -40,7 +40,7 @@ def batch_of(
     sent_at_ms: int = SENT_AT_MS,
     **more: Any,
 ) -> Batch:
-    encoded = encode_batch(topic, "shop", messages, sent_at_ms=sent_at_ms, compressor=compressor)
+    encoded = encode_batch(topic, "shop", messages, sent_at_ms=sent_at_ms, options=EncodeOptions(compressor=compressor))
     return Batch(
         topic=topic,
         queue=queue,

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from dmq.errors import DMQError, RecordCorrupt
 from dmq.model import Message
 from dmq.records import (
+    Alike,
     Compressor,
     EncodedBatch,
+    EncodeOptions,
     RecordView,
     batch_rules,
     check_batch,
@@ -55,7 +57,13 @@ def json_bodies(count: int, size: int = 200, seed: int = 1) -> list[bytes]:
 
 
 def encoded(messages: list[Message], mode: Mode = "lz4") -> EncodedBatch:
-    return encode_batch("orders", "shop", messages, sent_at_ms=SENT_AT_MS, compressor=Compressor(mode), blocks=True)
+    return encode_batch(
+        "orders",
+        "shop",
+        messages,
+        sent_at_ms=SENT_AT_MS,
+        options=EncodeOptions(compressor=Compressor(mode), blocks=True),
+    )
 
 
 def bounds_of(batch: EncodedBatch) -> np.ndarray:
@@ -122,7 +130,11 @@ def test_columns_and_messages_give_the_same_bytes(keys: str | None) -> None:
         for index in range(len(bodies))
     ]
     one = encode_plain(
-        "orders", "shop", bodies, named, sent_at_ms=SENT_AT_MS, compressor=Compressor("lz4"), blocks=True
+        "orders",
+        "shop",
+        Alike(bodies, named),
+        sent_at_ms=SENT_AT_MS,
+        options=EncodeOptions(compressor=Compressor("lz4"), blocks=True),
     )
     other = encoded([Message(body, key) for body, key in zip(bodies, named, strict=True)])
     assert one.block_bytes == other.block_bytes > 0
@@ -157,15 +169,29 @@ def test_bodies_that_do_not_compress_are_as_they_were_and_cost_no_more_tries() -
     compressor = Counting()
     bodies = [chance.randbytes(200) for _ in range(500)]
     for _ in range(20):
-        batch = encode_plain("t", "a", bodies, [None] * 500, sent_at_ms=1, compressor=compressor, blocks=True)
+        batch = encode_plain(
+            "t",
+            "a",
+            Alike(bodies, [None] * 500),
+            sent_at_ms=1,
+            options=EncodeOptions(compressor=compressor, blocks=True),
+        )
         assert batch.block_bytes == 0
     tried = tries
     for _ in range(16):
-        encode_plain("t", "a", bodies, [None] * 500, sent_at_ms=1, compressor=compressor, blocks=True)
+        encode_plain(
+            "t",
+            "a",
+            Alike(bodies, [None] * 500),
+            sent_at_ms=1,
+            options=EncodeOptions(compressor=compressor, blocks=True),
+        )
     assert tries - tried <= 2
     good = json_bodies(500)
     assert any(
-        encode_plain("t", "a", good, [None] * 500, sent_at_ms=1, compressor=compressor, blocks=True).block_bytes
+        encode_plain(
+            "t", "a", Alike(good, [None] * 500), sent_at_ms=1, options=EncodeOptions(compressor=compressor, blocks=True)
+        ).block_bytes
         for _ in range(20)
     ), "it is tried again now and then"
 

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from dmq.errors import RecordCorrupt
 from dmq.model import Message
-from dmq.records import Attributes, Compressor, RecordView, decompress, encode_attributes, encode_batch, layout
+from dmq.records import (
+    Attributes,
+    Compressor,
+    EncodeOptions,
+    RecordView,
+    decompress,
+    encode_attributes,
+    encode_batch,
+    layout,
+)
 from dmq.records import compression as module
 from dmq.records.builder import build_record, record_head
 from tests.unit.records.samples import noise
@@ -228,6 +237,8 @@ def test_compression_shrinks_a_batch_of_text_and_leaves_noise_as_it_is() -> None
     loud = [Message(noise(800, seed)) for seed in range(20)]
     for messages, smaller in ((text, True), (loud, False)):
         plain = encode_batch("t", "a", messages, sent_at_ms=0)
-        packed = encode_batch("t", "a", messages, sent_at_ms=0, compressor=Compressor(), blocks=True)
+        packed = encode_batch(
+            "t", "a", messages, sent_at_ms=0, options=EncodeOptions(compressor=Compressor(), blocks=True)
+        )
         assert (len(packed.data) < 0.5 * len(plain.data)) is smaller
         assert smaller or packed.data == plain.data

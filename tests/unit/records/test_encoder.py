@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from dmq.errors import InvalidMessage, MessageTooLarge
 from dmq.model import Message
 from dmq.records import (
+    Alike,
     Attributes,
     Compressor,
+    EncodeOptions,
     encode_attributes,
     encode_batch,
     encode_lone,
@@ -29,8 +31,10 @@ from tests.unit.records.samples import SENT_AT_MS, batches, noise
 MANY = module.ENCODE_MANY_MIN
 
 
-def encode(messages: list[Message], **options: Any) -> module.EncodedBatch:
-    return encode_batch("orders", "shop", messages, sent_at_ms=SENT_AT_MS, **options)
+def encode(messages: list[Message], extra: bytes | list[bytes] = b"", **options: Any) -> module.EncodedBatch:
+    return encode_batch(
+        "orders", "shop", messages, sent_at_ms=SENT_AT_MS, options=EncodeOptions(**options), extra=extra
+    )
 
 
 @given(batches.filter(bool), st.booleans(), st.sampled_from([b"", encode_attributes(Attributes(expires_at_ms=9))]))
@@ -216,10 +220,9 @@ def test_columns_of_bodies_and_keys_encode_the_same_bytes_as_messages(messages: 
     columns = encode_plain(
         "orders",
         "shop",
-        [message.body for message in messages],
-        [message.key for message in messages],
+        Alike([message.body for message in messages], [message.key for message in messages]),
         sent_at_ms=SENT_AT_MS,
-        compressor=Compressor(mode) if mode else None,
+        options=EncodeOptions(compressor=Compressor(mode) if mode else None),
     )
     batch = encode(messages, compressor=Compressor(mode) if mode else None)
     assert (columns.data, columns.count) == (batch.data, batch.count)
@@ -235,7 +238,7 @@ def test_a_wrong_key_in_a_column_is_refused_by_its_index(count: int, key: Any, s
         keys = ["k"] * count
         keys[at] = key
         with pytest.raises(InvalidMessage, match=f"message {at}: .*{says}") as caught:
-            encode_plain("orders", "shop", [b"x"] * count, keys, sent_at_ms=0)
+            encode_plain("orders", "shop", Alike([b"x"] * count, keys), sent_at_ms=0)
         assert caught.value.detail["index"] == at
 
 
@@ -243,7 +246,13 @@ def test_a_body_over_the_limit_in_a_column_is_refused_by_its_index() -> None:
     bodies = [b"x"] * (MANY + 5)
     bodies[-1] = noise(200)
     with pytest.raises(MessageTooLarge, match=f"message {MANY + 4}: the body takes 200 bytes"):
-        encode_plain("orders", "shop", bodies, [None] * len(bodies), sent_at_ms=0, body_bytes_max=100)
+        encode_plain(
+            "orders",
+            "shop",
+            Alike(bodies, [None] * len(bodies)),
+            sent_at_ms=0,
+            options=EncodeOptions(body_bytes_max=100),
+        )
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from dmq.records import (
     Attributes,
     Compressor,
     DeadReason,
+    EncodeOptions,
     RecordView,
     Stamp,
     encode_attributes,
@@ -29,7 +30,9 @@ ADDRESS = b"\x0a\x00\x00\x01\x12\x34"
 
 
 def stored(message: Message, topic: str = "orders", extra: bytes = b"", app: str = "shop") -> RecordView:
-    encoded = encode_batch(topic, app, [message], sent_at_ms=SENT_AT_MS, compressor=Compressor("lz4"), extra=extra)
+    encoded = encode_batch(
+        topic, app, [message], sent_at_ms=SENT_AT_MS, options=EncodeOptions(compressor=Compressor("lz4")), extra=extra
+    )
     stamp_few(encoded.data, [0], [9_000], Stamp(5, 77, ADDRESS, ADDRESS, SENT_AT_MS + 1, SENT_AT_MS + 2, ipv6=True))
     return RecordView(encoded.data)
 

@@ -10,6 +10,7 @@ from dmq.model import Message, MessageId
 from dmq.records import (
     Attributes,
     Compressor,
+    EncodeOptions,
     RecordView,
     Stamp,
     encode_attributes,
@@ -41,7 +42,12 @@ def test_many_records_moved_at_once_are_what_each_would_be_alone(
 ) -> None:
     batch = [message for message, _ in sent]
     encoded = encode_batch(
-        "orders", "shop", batch, sent_at_ms=SENT_AT_MS, compressor=Compressor("lz4"), extra=[extra for _, extra in sent]
+        "orders",
+        "shop",
+        batch,
+        sent_at_ms=SENT_AT_MS,
+        options=EncodeOptions(compressor=Compressor("lz4")),
+        extra=[extra for _, extra in sent],
     )
     data = bytearray(encoded.data)
     lengths = np.array(encoded.lengths, np.int64)

@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq.model import Message
-from dmq.records import Compressor, encode_batch, iter_records, layout
+from dmq.records import Compressor, EncodeOptions, encode_batch, iter_records, layout
 from dmq.records.columns import NO_SPAN, NOTHING, find_spans
 from tests.unit.records.samples import SENT_AT_MS, batches
 
 
 def encoded(messages: list[Message], compressor: Compressor | None = None) -> tuple[bytes, list[int]]:
     """Records, and where they begin and end."""
-    batch = encode_batch("orders", "shop", messages, sent_at_ms=SENT_AT_MS, compressor=compressor)
+    batch = encode_batch(
+        "orders", "shop", messages, sent_at_ms=SENT_AT_MS, options=EncodeOptions(compressor=compressor)
+    )
     return bytes(batch.data), [0, *accumulate(map(int, batch.lengths))]
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dmq.errors import DMQError, InvalidMessage, MessageTooLarge, RecordCorrupt
 from dmq.model import Message
 from dmq.records import (
+    EncodeOptions,
     RecordView,
     address_text,
     batch_rules,
@@ -193,7 +194,9 @@ def test_a_batch_must_keep_to_its_topic_and_limits(count: int) -> None:
         check(data + b"x", lengths)
     with pytest.raises(RecordCorrupt, match="lengths add up to"):
         check(data, lengths[1:])
-    encoded = encode_batch("orders", "a", [Message(b"x")] * count, sent_at_ms=0, flags=layout.SYSTEM)
+    encoded = encode_batch(
+        "orders", "a", [Message(b"x")] * count, sent_at_ms=0, options=EncodeOptions(flags=layout.SYSTEM)
+    )
     check(encoded.data, encoded.lengths)
     with pytest.raises(InvalidMessage, match="system flags 0x04 are not allowed"):
         check(encoded.data, encoded.lengths, flags_allowed=layout.COMPRESSED | layout.ORDERED)

@@ -25,7 +25,7 @@ from dmq.clock import Clock
 from dmq.errors import InvalidMessage, InvalidSettings
 from dmq.model import DEFAULT_PRIORITY, Message
 from dmq.protocol import pack_batch, pack_lone
-from dmq.records import Compressor, encode_batch, encode_lone, encode_plain
+from dmq.records import Alike, Compressor, EncodeOptions, encode_batch, encode_lone, encode_plain
 from dmq.records.attributes import utf8
 from dmq.records.compression import COMPRESS_OVER_BYTES
 from dmq.records.encoder import Shape, lone_record, plain_shape
@@ -185,28 +185,19 @@ class BatchEncoder:
                 return
         now_ms = self._clock.now_ms()
         blocks = blocks and not batch.dues and not batch.lane.key.is_half
+        options = EncodeOptions(self._compressor, body_bytes_max, blocks=blocks)
         with self._encoding:
             if batch.is_plain:
-                encoded = encode_plain(
-                    batch.topic,
-                    self._app,
-                    batch.bodies,
-                    batch.keys,
-                    sent_at_ms=now_ms,
-                    compressor=self._compressor,
-                    body_bytes_max=body_bytes_max,
-                    blocks=blocks,
-                )
+                alike = Alike(batch.bodies, batch.keys)
+                encoded = encode_plain(batch.topic, self._app, alike, sent_at_ms=now_ms, options=options)
             else:
                 encoded = encode_batch(
                     batch.topic,
                     self._app,
                     batch.messages,
                     sent_at_ms=now_ms,
-                    compressor=self._compressor,
+                    options=options,
                     extra=batch.extras if batch.has_extras else b"",
-                    body_bytes_max=body_bytes_max,
-                    blocks=blocks,
                 )
         batch.key_count, batch.block_bytes = len(encoded.hashes), encoded.block_bytes
         batch.body = pack_batch(encoded, batch.dues)

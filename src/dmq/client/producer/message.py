@@ -14,7 +14,7 @@ import msgspec
 from dmq.client.producer.encoder import encode_body
 from dmq.errors import InvalidMessage, MessageTooLarge
 from dmq.model import DURABILITIES, Durability, DurabilityName, Message, MessageId
-from dmq.records import Attributes, Compressor, encode_attributes, encode_batch
+from dmq.records import Attributes, Compressor, EncodeOptions, encode_attributes, encode_batch
 
 __all__ = [
     "SendOptions",
@@ -104,7 +104,7 @@ def check_message(topic: str, message: Message, body_bytes_max: int) -> None:
     # Rare enough to be tried out whole; a large body is compressed only here, where that decides.
     compressor = Compressor("zstd") if len(message.body) > body_bytes_max else None
     try:
-        encode_batch(topic, "x", (message,), sent_at_ms=0, compressor=compressor, body_bytes_max=body_bytes_max)
+        encode_batch(topic, "x", (message,), sent_at_ms=0, options=EncodeOptions(compressor, body_bytes_max))
     except MessageTooLarge as error:
         raise MessageTooLarge(
             f"the body takes {error.detail.get('size')} bytes even compressed; at most {error.detail.get('limit')} "

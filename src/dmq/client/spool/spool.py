@@ -29,7 +29,7 @@ from dmq.event_log import EventLog
 from dmq.model import SPOOL_TOPIC, SYSTEM_PREFIX, Durability, Message, TopicConfig
 from dmq.offset_runs import offset_runs
 from dmq.protocol import Buffer
-from dmq.records import encode_batch
+from dmq.records import EncodeOptions, encode_batch
 from dmq.settings import StoreSettings
 from dmq.storage.files import Files, OsFiles
 from dmq.storage.group_commit import GroupCommit
@@ -47,6 +47,7 @@ _GROUP: Final = "broker"
 _SEGMENT_BYTES: Final = 16 << 20
 _WAITING_BYTES_MAX: Final = 1 << 50  # the producer's window bounds it
 _RECORD_BYTES_MAX: Final = 1 << 30
+_ENCODE_OPTIONS: Final = EncodeOptions(body_bytes_max=_RECORD_BYTES_MAX, raw_bytes_max=_RECORD_BYTES_MAX)
 
 OnKept = Callable[[int, DMQError | None], None]
 
@@ -168,8 +169,7 @@ class Spool:
             "dmq",
             (Message(pack_parcel(head, body)),),
             sent_at_ms=self._clock.now_ms(),
-            body_bytes_max=_RECORD_BYTES_MAX,
-            raw_bytes_max=_RECORD_BYTES_MAX,
+            options=_ENCODE_OPTIONS,
         )
         batch = Batch(topic=SPOOL_TOPIC, queue=0, data=record.data, lengths=record.lengths)
         self._commit.submit(batch, on_done=lambda done: self._added(done, on_kept))

@@ -23,8 +23,17 @@ from dmq.errors import InvalidMessage, StaleRoute
 from dmq.model import DEFAULT_PRIORITY, Message, place_of, place_shard
 from dmq.pipeline.binary_values import KEY_MARK, as_key, as_properties
 from dmq.pipeline.sink.row_blocks import Block
-from dmq.records import Attributes, Compressor, EncodedBatch, business_hash, encode_attributes, encode_batch
-from dmq.records.encoder import encode_plain
+from dmq.records import (
+    Alike,
+    Attributes,
+    Compressor,
+    EncodedBatch,
+    EncodeOptions,
+    business_hash,
+    encode_attributes,
+    encode_batch,
+    encode_plain,
+)
 
 __all__ = ["Encoder", "Place", "RowRun", "divide", "runs"]
 
@@ -197,14 +206,13 @@ class Encoder:
             InvalidMessage, MessageTooLarge: a row cannot be sent.
         """
         topic, last = place.topic, rows.num_rows - 1
-        limits: dict[str, Any] = {
-            "sent_at_ms": now_ms, "compressor": self._compressor, "body_bytes_max": body_bytes_max,
-        }  # fmt: skip
+        options = EncodeOptions(self._compressor, body_bytes_max)
         extra = encode_attributes(Attributes(mark=mark))
         try:
-            made = encode_batch(topic, self._app, self._messages(rows.slice(last)), **limits, extra=extra)
+            message = self._messages(rows.slice(last))
+            made = encode_batch(topic, self._app, message, sent_at_ms=now_ms, options=options, extra=extra)
             if last:
-                made = _join(self._most(topic, rows.slice(0, last), limits), made)
+                made = _join(self._most(topic, rows.slice(0, last), now_ms, options), made)
         except InvalidMessage as error:
             raise type(error)(f"{error.message}, of those to topic {topic!r}", **error.detail) from error
         dues: list[int] = []
@@ -213,12 +221,13 @@ class Encoder:
             dues = (now_ms + np.maximum(1, np.round(delays * 1000)).astype(np.int64)).tolist()
         return made, dues
 
-    def _most(self, topic: str, rows: pa.RecordBatch, limits: dict[str, Any]) -> EncodedBatch:
+    def _most(self, topic: str, rows: pa.RecordBatch, now_ms: int, options: EncodeOptions) -> EncodedBatch:
         like = self._like(rows)
         if like is None:
-            return encode_batch(topic, self._app, self._messages(rows), **limits)
+            return encode_batch(topic, self._app, self._messages(rows), sent_at_ms=now_ms, options=options)
         keys = rows.column("key").to_pylist() if "key" in rows.schema.names else [None] * rows.num_rows
-        return encode_plain(topic, self._app, rows.column("value").to_pylist(), keys, **limits, like=like)
+        alike = Alike(rows.column("value").to_pylist(), keys, like)
+        return encode_plain(topic, self._app, alike, sent_at_ms=now_ms, options=options)
 
     def _like(self, rows: pa.RecordBatch) -> Message | None:
         """What all rows have beside body and key; None if they differ in it."""

@@ -14,7 +14,7 @@ from dmq.errors import RecordCorrupt
 from dmq.model import Message
 from dmq.protocol import Buffer, pack_records
 from dmq.protocol.consume import Lease, Outcome
-from dmq.records import encode_batch
+from dmq.records import EncodeOptions, encode_batch
 from dmq.records.compression import Compressor
 from tests.unit.client.deliveries import book, core, frame
 
@@ -65,7 +65,9 @@ def test_opened_messages_are_settled_and_described_like_others() -> None:
 
 def test_bodies_that_are_compressed_are_expanded() -> None:
     messages = [Message(b"again and " * 100, f"k-{n}") for n in range(MANY)]
-    encoded = encode_batch("orders", "shop", messages, sent_at_ms=1, compressor=Compressor("zstd"))
+    encoded = encode_batch(
+        "orders", "shop", messages, sent_at_ms=1, options=EncodeOptions(compressor=Compressor("zstd"))
+    )
     lease = Lease(0, 1, 1, 0, MANY, MANY, 1, 30_000, ids=[(MANY, 7, 0)])
     batch = opened([lease], pack_records(encoded.lengths) + bytes(encoded.data))
     assert gone_through(batch) == [(message.body, message.key) for message in messages]

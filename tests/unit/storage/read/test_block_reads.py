@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dmq.model import Durability, Message
-from dmq.records import Compressor, encode_batch
+from dmq.records import Compressor, EncodeOptions, encode_batch
 from dmq.settings import StoreSettings
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.store import MessageStore
@@ -24,8 +24,7 @@ def batch(first: int, count: int, *, blocks: bool) -> Batch:
         "shop",
         messages,
         sent_at_ms=1,
-        compressor=Compressor("lz4" if blocks else "none"),
-        blocks=blocks,
+        options=EncodeOptions(compressor=Compressor("lz4" if blocks else "none"), blocks=blocks),
     )
     return Batch(
         topic="orders",
