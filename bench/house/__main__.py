@@ -7,7 +7,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from bench.house.table import rows, show
+from bench.house.source_tree import SourceTree
+from bench.house.table import routes, rows, show
 
 HERE = Path(__file__).resolve().parents[2]
 
@@ -22,9 +23,13 @@ def main() -> None:
         "--json", type=Path, metavar="FILE", help="write the figures and their places to a file as well"
     )
     parser.add_argument("--no-trace", action="store_true", help="leave out the routes, for which a broker is started")
+    parser.add_argument("--ways", action="store_true", help="only the routes: each stay in a file, and switches by pair")
     arguments = parser.parse_args()
-    table = rows(arguments.src, trace=not arguments.no_trace)
-    print(show(table, detail=arguments.detail))
+    if arguments.ways:
+        table = routes(SourceTree(arguments.src))
+    else:
+        table = rows(arguments.src, trace=not arguments.no_trace)
+    print(show(table, detail=arguments.detail or arguments.ways))
     if arguments.json:
         arguments.json.write_text(json.dumps([dataclasses.asdict(row) for row in table], indent=1) + "\n")
 

@@ -2,8 +2,9 @@
 
 A broker on a real disk and a client run in this process, each with its own threads, and a profile function notes every
 call of a function of `dmq`. A route is measured after the same thing was done five times, so that nothing is made for
-the first time. Of ten rounds the one with the fewest files counts: the timers of broker and client, which have nothing
-to do with the message, only ever add files.
+the first time. A round lasts until the journal has all that the act writes and nothing is called any more. Of ten rounds
+the one with the fewest files counts: the timers of broker and client, which have nothing to do with the message, only
+ever add files.
 
 What is counted: the files in which a function was called, and the switches. A switch is a call whose file is not the
 file of the call before it in the same thread; a return is no switch.
@@ -20,9 +21,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from types import FrameType
@@ -39,6 +40,9 @@ TOPIC = "orders"
 BODY = b"x" * 100
 # The broker writes an ack with the next unit, or 5 ms later if there is none.
 SETTLED_SECONDS = 0.1
+QUIET_SECONDS = 0.004
+WAIT_SECONDS = 5.0
+WRITES = {"pwrite", "pwritev"}
 
 
 class Trace:
@@ -46,21 +50,37 @@ class Trace:
 
     def __init__(self) -> None:
         self._calls: dict[int, list[tuple[str, str]]] = defaultdict(list)
+        self._writes = 0
         self._is_on = False
         threading.setprofile(self._note)
         sys.setprofile(self._note)
 
     def _note(self, frame: FrameType, event: str, argument: object) -> None:
-        if self._is_on and event == "call" and (file := frame.f_code.co_filename).startswith(ROOT):
+        if not self._is_on or not (file := frame.f_code.co_filename).startswith(ROOT):
+            return
+        if event == "call":
             self._calls[threading.get_ident()].append((file[len(ROOT) :], frame.f_code.co_name))
+        elif event == "c_call" and getattr(argument, "__name__", "") in WRITES:
+            self._writes += 1
 
-    def round(self, act: Callable[[], None]) -> list[list[str]]:
+    def round(self, act: Callable[[], None], writes: int) -> list[list[str]]:
         """What an act calls: for each thread a line for each stay in a file, with its functions in order."""
         self._calls.clear()
+        self._writes = 0
         self._is_on = True
         act()
+        self._await_end(writes)
         self._is_on = False
         return [_stays(calls) for calls in self._calls.values()]
+
+    def _await_end(self, writes: int) -> None:
+        """Wait until so many units are written and nothing more is called."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        called = -1
+        while self._writes < writes or called != (called := sum(map(len, self._calls.values()))):
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{self._writes} of {writes} units were written within {WAIT_SECONDS:.0f} s")
+            time.sleep(QUIET_SECONDS)
 
 
 def _stays(calls: list[tuple[str, str]]) -> list[str]:
@@ -101,43 +121,49 @@ def routes(client: dmq.Client, trace: Trace) -> dict[str, Any]:
     def send() -> None:
         producer.send(TOPIC, BODY)
 
-    found = {"send": _shortest(trace, send)}
+    found = {"send": _shortest(trace, send, writes=1)}
     pushed = iter(client.consumer(TOPIC, group="pushed"))
 
     def send_push_ack() -> None:
         producer.send(TOPIC, BODY)
         next(pushed).ack()
-        time.sleep(SETTLED_SECONDS)
 
     for _ in range(WARM_UP + ROUNDS):
         next(pushed).ack()
-    found["send_push_ack"] = _shortest(trace, send_push_ack)
+    found["send_push_ack"] = _shortest(trace, send_push_ack, writes=2)
     consumer = client.consumer(TOPIC, group="pulled")
 
     def pull_ack() -> None:
         (message,) = consumer.pull(max_messages=1)
         message.ack()
-        time.sleep(SETTLED_SECONDS)
 
-    found["pull_ack"] = _shortest(trace, pull_ack)
+    found["pull_ack"] = _shortest(trace, pull_ack, writes=1)
     return found
 
 
-def _shortest(trace: Trace, act: Callable[[], None]) -> dict[str, Any]:
+def _shortest(trace: Trace, act: Callable[[], None], writes: int) -> dict[str, Any]:
+    """The shortest round of an act that has so many units written."""
     for _ in range(WARM_UP):
         act()
-    time.sleep(2 * SETTLED_SECONDS)
-    return min(
-        (_measured(trace.round(act)) for _ in range(ROUNDS)), key=lambda route: (len(route["files"]), route["switches"])
-    )
+        time.sleep(SETTLED_SECONDS)
+    rounds = [_measured(trace.round(act, writes)) for _ in range(ROUNDS)]
+    return min(rounds, key=lambda route: (len(route["files"]), route["switches"]))
 
 
 def _measured(threads: list[list[str]]) -> dict[str, Any]:
     return {
         "files": sorted({stay.partition(":")[0] for stays in threads for stay in stays}),
         "switches": sum(len(stays) - 1 for stays in threads),
+        "pairs": _pairs(threads),
         "threads": threads,
     }
+
+
+def _pairs(threads: list[list[str]]) -> list[tuple[str, int]]:
+    """Between which two files how many switches are, in either direction; most first."""
+    files = [[stay.partition(":")[0] for stay in stays] for stays in threads]
+    counts = Counter(" - ".join(sorted(pair)) for stays in files for pair in pairwise(stays))
+    return counts.most_common()
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.house import rules
 from bench.house.source_tree import SourceTree
 
-__all__ = ["Row", "rows", "show"]
+__all__ = ["Row", "routes", "rows", "show"]
 
 ROUTE = Path(__file__).with_name("route.py")
 ROOMY = ("dmq.broker", "dmq.client", "dmq.storage", "dmq.pipeline", "dmq.outbox")
@@ -36,10 +36,11 @@ class Row:
 def rows(src: Path, *, trace: bool = True) -> list[Row]:
     """Every figure of the tree below a folder such as `src`; with `trace` a broker of it is run for the routes."""
     tree = SourceTree(src)
-    return [*(_routes(tree) if trace else ()), *_counts(tree), *_rules(tree)]
+    return [*(routes(tree) if trace else ()), *_counts(tree), *_rules(tree)]
 
 
-def _routes(tree: SourceTree) -> list[Row]:
+def routes(tree: SourceTree) -> list[Row]:
+    """The ways of a message through the files."""
     own = tree.root.parent / ".venv" / "bin" / "python"
     python = str(own) if own.exists() else sys.executable
     # Nothing is written into the tree that is measured, and it is found before one that is installed.
@@ -50,7 +51,8 @@ def _routes(tree: SourceTree) -> list[Row]:
     def row(name: str, route: str, before: str, aim: str) -> Row:
         files, switches = found[route]["files"], found[route]["switches"]
         calls = [line for stays in found[route]["threads"] for line in ("a thread:", *(f"  {stay}" for stay in stays))]
-        return Row(name, before, f"{len(files)} ({switches})", aim, calls)
+        pairs = [f"{count:3} {pair}" for pair, count in found[route]["pairs"]]
+        return Row(name, before, f"{len(files)} ({switches})", aim, [*calls, "switches between two files:", *pairs])
 
     return [
         row("files a lone send passes, client to ack (file switches)", "send", "51 (130)", "about 30 (under 70)"),
