@@ -31,9 +31,9 @@ from dmq.records.encoder import (
     encode_alike_plain,
     plain_columns_plain,
 )
-from dmq.storage.journal.lone_unit import Lone, Sender, UnitHead, lay_out_compiled, lay_out_plain
 from dmq.storage.journal.unit import NO_ADDRESS, Part, Row
 from dmq.storage.journal.unit_builder import stamp_parts, stamp_parts_few, stamp_parts_many
+from dmq.storage.journal.unit_writer import Lone, Sender, UnitHead, lay_out_compiled, lay_out_plain
 
 ROUNDS = 15
 COUNTS = (1, 8, 500, 2000)

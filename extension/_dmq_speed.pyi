@@ -9,8 +9,8 @@ from dmq.protocol.frame import Whole
 from dmq.records.check import BatchRules
 from dmq.records.encoder import Shape
 from dmq.records.layout import Buffer, Stamp
-from dmq.storage.journal.lone_unit import Lone, UnitHead
 from dmq.storage.journal.unit import Row
+from dmq.storage.journal.unit_writer import Lone, UnitHead
 
 SOURCES: str
 

@@ -1,4 +1,4 @@
-# The unit of messages that came one by one, see `dmq.storage.journal.lone_unit`; `dmq.storage.journal.unit` draws it.
+# The unit of messages that came one by one, see `dmq.storage.journal.unit_writer`; `dmq.storage.journal.unit` draws it.
 
 cdef enum:
     UNIT_HEADER_BYTES = 72
@@ -13,9 +13,9 @@ def lone_bytes(list lones not None, list rows not None, head, uint16_t version):
     """Lay messages out as one unit, stamp its records, and checksum it.
 
     Parameters:
-        lones: messages, each a `dmq.storage.journal.lone_unit.Lone`.
+        lones: messages, each a `dmq.storage.journal.unit_writer.Lone`.
         rows: their rows in the batch table.
-        head: a `dmq.storage.journal.lone_unit.UnitHead`.
+        head: a `dmq.storage.journal.unit_writer.UnitHead`.
 
     Returns the bytes, their checksum, and as lists: where each record will stand in the journal, the records' sizes, which
     have a key, the keys' hashes, and the tag hashes.

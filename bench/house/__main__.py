@@ -23,7 +23,9 @@ def main() -> None:
         "--json", type=Path, metavar="FILE", help="write the figures and their places to a file as well"
     )
     parser.add_argument("--no-trace", action="store_true", help="leave out the routes, for which a broker is started")
-    parser.add_argument("--ways", action="store_true", help="only the routes: each stay in a file, and switches by pair")
+    parser.add_argument(
+        "--ways", action="store_true", help="only the routes: each stay in a file, and switches by pair"
+    )
     arguments = parser.parse_args()
     if arguments.ways:
         table = routes(SourceTree(arguments.src))

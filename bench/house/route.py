@@ -2,9 +2,9 @@
 
 A broker on a real disk and a client run in this process, each with its own threads, and a profile function notes every
 call of a function of `dmq`. A route is measured after the same thing was done five times, so that nothing is made for
-the first time. A round lasts until the journal has all that the act writes and nothing is called any more. Of ten rounds
-the one with the fewest files counts: the timers of broker and client, which have nothing to do with the message, only
-ever add files.
+the first time. A round lasts until the journal has all that the act writes and nothing is called any more. Of ten
+rounds the one with the fewest files counts: the timers of broker and client, which have nothing to do with the message,
+only ever add files.
 
 What is counted: the files in which a function was called, and the switches. A switch is a call whose file is not the
 file of the call before it in the same thread; a return is no switch.

@@ -56,8 +56,8 @@ def routes(tree: SourceTree) -> list[Row]:
 
     return [
         row("files a lone send passes, client to ack (file switches)", "send", "51 (130)", "about 30 (under 70)"),
-        row("files of send + push + ack", "send_push_ack", "90 (438)", "about 50"),
-        row("files of pull + ack", "pull_ack", "75 (297)", "about 45"),
+        row("files of send + push + ack", "send_push_ack", "83 (361)", "about 50"),
+        row("files of pull + ack", "pull_ack", "68 (247)", "about 45"),
     ]
 
 

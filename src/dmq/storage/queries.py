@@ -28,8 +28,7 @@ from dmq.storage.read.record_group import Gathered, gather
 from dmq.storage.read.record_origin import IdRun, OriginRun, origin_runs
 from dmq.storage.state.derived import Derived
 from dmq.storage.state.events import LimitPut, SubscriptionPut
-from dmq.storage.state.lag_table import LagTable
-from dmq.storage.state.positions import Position
+from dmq.storage.state.positions import LagTable, Position
 from dmq.storage.state.producers import Place
 from dmq.storage.state.state import KeyTable, OpenTransaction, Topic, queue_key
 

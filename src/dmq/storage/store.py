@@ -29,11 +29,10 @@ from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import SegmentRead
-from dmq.storage.journal.lone_unit import Lone
 from dmq.storage.journal.scanner import Scanner, UnitsRead, units_at
 from dmq.storage.journal.unit import HEADER_BYTES, Unit, read_header
 from dmq.storage.journal.unit_draft import Batch, Placement
-from dmq.storage.journal.unit_writer import Beginning, FlushTicket, Writer
+from dmq.storage.journal.unit_writer import Beginning, FlushTicket, Lone, Writer
 from dmq.storage.queries import Queries
 from dmq.storage.read.reader import Reader
 from dmq.storage.replica import LastUnit, Replica

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dmq.model import Message
 from dmq.records import encode_batch
-from dmq.storage.journal.lone_unit import Lone, Sender, UnitHead, lay_out_compiled, lay_out_plain
 from dmq.storage.journal.unit import Row, Unit, is_intact, parse_unit
+from dmq.storage.journal.unit_writer import Lone, Sender, UnitHead, lay_out_compiled, lay_out_plain
 from tests.unit.compiled.extension import grown_kb, speed
 from tests.unit.records.samples import messages
 

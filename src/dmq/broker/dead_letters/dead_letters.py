@@ -25,7 +25,7 @@ from dmq.records.block import plain_records
 from dmq.settings import BrokerSettings
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.events import TopicDropped
-from dmq.storage.state.lag_table import Pair
+from dmq.storage.state.positions import Pair
 from dmq.storage.state.state import Topic
 from dmq.storage.store import MessageStore
 from dmq.token_bucket import TokenBucket

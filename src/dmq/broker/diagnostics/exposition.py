@@ -25,7 +25,7 @@ from dmq.broker.maintenance import Audience
 from dmq.broker.runtime.histogram import Histogram
 from dmq.errors import DMQError, InvalidRequest
 from dmq.model import SYSTEM_PREFIX
-from dmq.storage.state.lag_table import Pair
+from dmq.storage.state.positions import Pair
 from dmq.storage.state.state import Topic, queue_key
 from dmq.version import __version__
 

@@ -2,7 +2,7 @@
 
 Everything that is submitted in one turn of the loop is written together; a thread serves only the waiting for the disk
 (`fdatasync`, checkpoint files). While one flush runs, the next units gather: group commit over all connections. A flush
-that one client alone waits for, on a quick disk, is done at once, on the loop (`flush_policy`): the way to a thread and
+that one client alone waits for, on a quick disk, is done at once, on the loop (`FlushPolicy`): the way to a thread and
 back would only add to it, and there is nothing to gather. The loop also waits for the disk
 where a segment begins (`append`) or goes (`retain`), and for files to be removed after a checkpoint.
 
@@ -30,7 +30,7 @@ from dmq.errors import BrokerStopping, Busy, DiskFull, DMQError, NotConnected, N
 from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.net.connection import WriteCoalescer
-from dmq.storage.journal.flush_policy import FlushPolicy
+from dmq.storage.journal.journal import FlushPolicy
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.state.events import Event
 from dmq.storage.store import FlushTicket, MessageStore

@@ -47,9 +47,9 @@ from dmq.records.attributes import ANY_QUEUE
 from dmq.records.check import BatchRules, batch_rules, check_batch
 from dmq.records.layout import COMPRESSED, MOVED, ORDERED, REPLAYED
 from dmq.records.replay import ids_of_replayed, merged_hashes
-from dmq.storage.journal.lone_unit import Lone
 from dmq.storage.journal.unit import NO_ADDRESS
 from dmq.storage.journal.unit_draft import Batch, Placement
+from dmq.storage.journal.unit_writer import Lone
 from dmq.storage.state.events import Event
 from dmq.storage.state.state import Topic
 

@@ -32,10 +32,10 @@ from dmq.protocol.produce import Produce
 from dmq.records.attributes import ANY_QUEUE
 from dmq.records.check import are_right
 from dmq.records.layout import RECORD_BYTES_MIN
-from dmq.storage.journal.lone_unit import Lone, Sender, Unusual
 from dmq.storage.journal.unit import Unit
 from dmq.storage.journal.unit_builder import sender_of
 from dmq.storage.journal.unit_draft import Placement
+from dmq.storage.journal.unit_writer import Lone, Sender, Unusual
 from dmq.storage.store import MessageStore
 
 __all__ = ["REASONS", "Caller", "StraightPath", "sender_at"]

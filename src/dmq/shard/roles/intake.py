@@ -3,7 +3,7 @@
 All frames that have come are taken together, then flushed and confirmed, for which the leader waits. What is committed
 by them is applied after that, some units together: one after the other they cost less than each does by itself,
 between frames. A quick disk is flushed on the loop: the way to a thread and back would cost as much as
-the flush (`flush_policy`). A slow one is flushed by a thread, and frames are taken meanwhile.
+the flush (`FlushPolicy`). A slow one is flushed by a thread, and frames are taken meanwhile.
 
 What always holds: one flush at a time; nothing is confirmed as durable before its flush is done; nothing of the disk is
 under way any more when `run` returns; a leader that says nothing for half a promise is not followed any longer.
@@ -23,7 +23,7 @@ from dmq.shard.feed import IDLE_SECONDS
 from dmq.shard.follower import Follower
 from dmq.shard.peers import Following
 from dmq.shard.roles.post import Post
-from dmq.storage.journal.flush_policy import FlushPolicy
+from dmq.storage.journal.journal import FlushPolicy
 from dmq.storage.replica import Replica
 
 __all__ = ["Intake", "IntakeEnd"]

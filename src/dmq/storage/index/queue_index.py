@@ -20,9 +20,8 @@ import numpy.typing as npt
 from dmq.storage.file_pool import FilePool, remove_tree
 from dmq.storage.files import Files
 from dmq.storage.index.block_file import DerivedDamaged, merge_from, read_exactly
-from dmq.storage.index.index_entry import ENTRY_BYTES, ENTRY_DTYPE, Entries, checksum
+from dmq.storage.index.index_run import ENTRY_BYTES, ENTRY_DTYPE, Entries, Run, Tail, checksum, merge_runs, write_run
 from dmq.storage.index.index_run import FOLDER as RUNS
-from dmq.storage.index.index_run import Run, Tail, merge_runs, write_run
 
 __all__ = ["FOLDER", "Columns", "QueueIndex"]
 

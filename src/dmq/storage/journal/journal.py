@@ -5,6 +5,15 @@ last can have a torn tail; a failed write leaves nothing behind (the file is cut
 nothing is written any more and the flush is not tried again.
 
 Segments may leave a gap between them where damage was found: a range no unit can be read from.
+
+The flush policy: whether the event loop flushes for a lone request itself, or a thread does.
+
+The way to a thread and back costs a lone request as much as a flush on a quick disk, and there is nothing to gather
+meanwhile. But the loop must not wait long: heartbeats and all other clients wait with it.
+
+Pure code. What always holds: the loop flushes only while flushes took less than a millisecond on average, the last ones
+counting most, so that one that is late now and then changes nothing; after one that took the loop over 20 ms, threads
+flush for fifty times as long, so that the loop spends at most a fiftieth of its time in such flushes.
 """
 
 from __future__ import annotations
@@ -19,7 +28,7 @@ from dmq.errors import Damaged, DMQError, ForeignFile, StorageError, StoreFailed
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, File, Files
 
-__all__ = ["FOLDER", "Journal", "Segment", "SegmentRead", "list_segments", "segment_path"]
+__all__ = ["FOLDER", "FlushPolicy", "Journal", "Segment", "SegmentRead", "list_segments", "segment_path"]
 
 FOLDER: Final = "journal"
 _NAME: Final = re.compile(r"(\d{20})\.journal")
@@ -306,3 +315,37 @@ class Journal:
             if file is not None:
                 file.close()
         self._tail = self._retired = None
+
+
+_QUICK_SECONDS: Final = 0.001
+_VERY_QUICK_SECONDS: Final = 0.0003
+_WEIGHT: Final = 1 / 8  # of the last flush in the average
+_COUNTED_SECONDS_MAX: Final = 0.1  # what a flush counts at most: after one, threads take about twenty
+_UNKNOWN_SECONDS: Final = 0.008  # the average to begin with: sixteen quick flushes show that a disk is quick
+_STALL_SECONDS: Final = 0.02
+_REST: Final = 50
+_REST_SECONDS_MAX: Final = 10.0
+
+
+class FlushPolicy:
+    """The policy of one journal; a disk has to show first that it is quick."""
+
+    __slots__ = ("_average", "_rests_until")
+
+    def __init__(self) -> None:
+        self._average = _UNKNOWN_SECONDS
+        self._rests_until = 0.0
+
+    def is_for_loop(self, now: float, *, is_lone: bool = True) -> bool:
+        """Whether the loop may flush, at a moment of a monotonic clock.
+
+        Parameters:
+            is_lone: for one request; if others wait meanwhile, the disk has to be quicker.
+        """
+        return self._average <= (_QUICK_SECONDS if is_lone else _VERY_QUICK_SECONDS) and now >= self._rests_until
+
+    def flushed(self, seconds: float, now: float, *, on_loop: bool) -> None:
+        """A flush took so long."""
+        self._average += (min(seconds, _COUNTED_SECONDS_MAX) - self._average) * _WEIGHT
+        if on_loop and seconds > _STALL_SECONDS:
+            self._rests_until = now + min(_REST * seconds, _REST_SECONDS_MAX)

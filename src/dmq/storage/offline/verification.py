@@ -24,8 +24,7 @@ from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
 from dmq.storage.index import lookup
 from dmq.storage.index.block_file import BlockCache, DerivedDamaged
-from dmq.storage.index.index_entry import valid
-from dmq.storage.index.index_run import Run
+from dmq.storage.index.index_run import Run, valid
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import SNAPSHOT, Unit

@@ -42,8 +42,7 @@ from dmq.storage.state.events import (
     TransactionsEnded,
     TransactionsJoined,
 )
-from dmq.storage.state.lag_table import LagTable, passed
-from dmq.storage.state.positions import PositionTable
+from dmq.storage.state.positions import LagTable, PositionTable, passed
 from dmq.storage.state.producers import Dumped, Place, ProducerTable
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dmq.storage.journal.flush_policy import FlushPolicy
+from dmq.storage.journal.journal import FlushPolicy
 
 
 def quick(flushes: int = 40) -> FlushPolicy:

@@ -14,7 +14,7 @@ from dmq.records import encode_batch
 from dmq.settings import StoreSettings
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.state.events import Outcome, PositionDropped, Settled
-from dmq.storage.state.lag_table import LagTable, Pair
+from dmq.storage.state.positions import LagTable, Pair
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 
