@@ -17,21 +17,18 @@ from typing import TYPE_CHECKING, Final
 
 from dmq.broker.catalog.catalog import Catalog
 from dmq.broker.catalog.cluster_access import ClusterAccess
-from dmq.broker.catalog.cluster_keys import ClusterKeys
 from dmq.broker.catalog.cluster_topics import ClusterTopics
-from dmq.broker.catalog.key_values import KeyValues
+from dmq.broker.catalog.key_values import ClusterKeys, KeyValues
 from dmq.broker.dead_letters.dead_letters import DeadLetters
 from dmq.broker.dead_letters.letter_thread import open_letters
 from dmq.broker.delivery.channels import Channels
 from dmq.broker.delivery.groups import Groups
 from dmq.broker.delivery.reader import Reader
-from dmq.broker.journal.journal import Journal
-from dmq.broker.journal.journal_times import JournalTimes
+from dmq.broker.journal.journal import Journal, JournalTimes
 from dmq.broker.journal.shard_writer import ShardWriter, unanswered
 from dmq.broker.maintenance import Audience, Maintenance
-from dmq.broker.publish.cluster_limits import ClusterLimits
 from dmq.broker.publish.publisher import Publisher
-from dmq.broker.publish.rate_limits import RateLimits
+from dmq.broker.publish.rate_limits import ClusterLimits, RateLimits
 from dmq.broker.publish.straight_path import StraightPath
 from dmq.broker.retry.mover import Mover
 from dmq.broker.retry.policy import check_table

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from dmq.broker.delivery.channels import Channels
-from dmq.broker.runtime.readiness import Readiness
+from dmq.broker.runtime.runtime import Readiness
 from dmq.event_log import EventLog
 from dmq.net.connection import WriteCoalescer
 

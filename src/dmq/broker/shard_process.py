@@ -5,6 +5,19 @@ A registry that does not answer is waited for. A stop hands the shard over first
 
 What always holds: there is one member in a process; what cannot be mended (the directory belongs elsewhere, the shard
 is full, the disk fails) ends it with that error.
+
+`LeaderLinks` go to the leaders of other shards; over them this one asks those leaders to follow a change of metadata.
+
+What always holds: there is at most one link to an address, and at most `LINKS_MAX` of them; one that fails is closed
+and made anew by the next question.
+
+`Watchdog` is a thread that sees when the event loop, or a leader's flush, stands still, and says so.
+
+A member whose loop stands still must lose its session in the registry, so that another one can lead. The beats of a
+name server's client are made by the loop, so they end with it; a registry whose client has a thread of its own is to be
+told by `on_still`.
+
+What always holds: it only looks, takes no lock that the loop holds, and logs once for each time that it stands still.
 """
 
 from __future__ import annotations
@@ -13,24 +26,28 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
+import sys
+import threading
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dmq.broker.catalog.cluster_access import ClusterAccess, GroupChange
-from dmq.broker.diagnostics.node_load import NodeLoad
+from dmq.broker.diagnostics.metrics import NodeLoad
 from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.broker.journal.unit_fetch import fetch_units
-from dmq.broker.leader_links import LeaderLinks
-from dmq.broker.runtime.watchdog import Watchdog
 from dmq.broker.shard_service import ShardService
 from dmq.broker.wire.dispatcher import Dispatcher
-from dmq.errors import BrokerStopping, Busy, DMQError, InvalidSettings, RegistryDown
+from dmq.clock import Clock
+from dmq.errors import BrokerStopping, Busy, DMQError, InvalidSettings, NotConnected, RegistryDown
 from dmq.event_log import EventLog
 from dmq.model import check_name
 from dmq.net.address import ServerAddress, check_address, parse_address
+from dmq.net.link import Link, LinkLost
 from dmq.protocol.admin import GroupCreate, GroupDelete, TopicSync, TopicSyncReply
 from dmq.protocol.cluster.route import RouteReply, ShardRoute
 from dmq.protocol.commands import Command
+from dmq.protocol.frame import Frame
 from dmq.protocol.header import Header
 from dmq.protocol.read import Fetch, FetchReply
 from dmq.protocol.session import BrokerInfo, ShardInfo
@@ -52,7 +69,7 @@ from dmq.storage.files import Buffer, Files
 if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore
 
-__all__ = ["ShardProcess", "ShardWays"]
+__all__ = ["ShardProcess", "ShardWays", "Watchdog"]
 
 log = EventLog(__name__)
 
@@ -456,3 +473,121 @@ def _advertised(said: str | None, listening: ServerAddress, key: str) -> str:
                 keys=[key],
             )
     return str(listening)
+
+
+LINKS_MAX: Final = 64
+_ANSWER_SECONDS: Final = 5.0
+
+
+class LeaderLinks:
+    """The links of one member.
+
+    Parameters:
+        owner: our name.
+    """
+
+    def __init__(self, owner: str, clock: Clock) -> None:
+        self._owner = owner
+        self._clock = clock
+        self._links: dict[str, Link] = {}  # used longest ago first
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    async def ask(self, address: str, command: int, header: Header) -> Any:
+        """The header of a broker's answer.
+
+        Raises:
+            NotConnected: it does not answer.
+            DMQError: what it answered.
+        """
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                link = await self._link(address)
+                return await link.request(command, header)
+        except (OSError, TimeoutError, LinkLost, InvalidSettings) as error:
+            self._drop(address)
+            raise NotConnected(f"the broker at {address} does not answer: {error}", address=address) from error
+
+    async def _link(self, address: str) -> Link:
+        lock = self._opening.setdefault(address, asyncio.Lock())
+        async with lock:
+            link = self._links.pop(address, None)
+            if link is None or link.closed.done():
+                link = await Link.open(
+                    parse_address(address), self._owner, clock=self._clock, peer="broker", on_push=_ignore
+                )
+            self._links[address] = link
+        if not lock.locked():
+            self._opening.pop(address, None)
+        while len(self._links) > LINKS_MAX:
+            self._drop(next(iter(self._links)))
+        return link
+
+    def _drop(self, address: str) -> None:
+        link = self._links.pop(address, None)
+        if link is not None:
+            link.close(NotConnected("it is not needed any more"))
+
+    def close(self) -> None:
+        """End all of them."""
+        for address in [*self._links]:
+            self._drop(address)
+
+
+def _ignore(frame: Frame) -> None:
+    """Nothing that a broker says by itself is of interest here."""
+
+
+_WATCH_SECONDS: Final = 0.25
+_FRAMES_MAX: Final = 12
+
+
+class Watchdog:
+    """Watches one event loop; made on its thread.
+
+    Parameters:
+        is_alive: asked several times a second, in another thread.
+        on_still: called there each time that it is not alive any more.
+    """
+
+    def __init__(
+        self,
+        is_alive: Callable[[], bool],
+        on_still: Callable[[], None] = lambda: None,
+        *,
+        look_seconds: float = _WATCH_SECONDS,
+    ) -> None:
+        self._is_alive = is_alive
+        self._on_still = on_still
+        self._look_seconds = look_seconds
+        self._watched = threading.get_ident()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="dmq-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; waits for it."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        was_alive = True
+        while not self._stopping.wait(self._look_seconds):
+            is_alive = self._is_alive()
+            if was_alive and not is_alive:
+                log.error(
+                    "the event loop, or a flush of the journal, stands still: if this member leads, another one will",
+                    where=self._where(),
+                )
+                self._on_still()
+            elif is_alive and not was_alive:
+                log.warning("the event loop goes on")
+            was_alive = is_alive
+
+    def _where(self) -> str:
+        """What the loop's thread is doing, innermost last."""
+        frame = sys._current_frames().get(self._watched)
+        found = traceback.extract_stack(frame)[-_FRAMES_MAX:] if frame is not None else []
+        return " > ".join(f"{one.name}:{one.lineno}" for one in found)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dmq.broker.diagnostics.doctor import State
-from dmq.broker.diagnostics.registry_check import diagnose_registry
+from dmq.broker.diagnostics.doctor import State, diagnose_registry
 from dmq.registry.contents import ClusterContent, NodeContent, ShardContent, encode_content, hex_id
 from dmq.registry.paths import Paths
 from dmq.registry.registry import Create

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from dmq.broker.diagnostics.doctor import State
-from dmq.broker.diagnostics.registry_check import diagnose_registry
+from dmq.broker.diagnostics.doctor import State, diagnose_registry
 from dmq.errors import RegistryDown, SessionExpired, WriteUnknown
 from dmq.net.address import ServerAddress
 from dmq.registry.registry import Check, Create, Delete, Operation, Put

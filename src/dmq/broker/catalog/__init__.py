@@ -2,6 +2,6 @@
 
 In reading order: `catalog` (topics, and where groups begin), `changes` (changes under way, and requests that wait for
 them); in a cluster `cluster_access` (the registry, and the leaders of other shards), `cluster_groups`, `cluster_topics`
-(what a shard's leader makes of the topics in the registry); `key_values`, `cluster_keys` (the key-value space of a
-cluster).
+(what a shard's leader makes of the topics in the registry); `key_values` (the key-value space of a
+broker, and of a cluster).
 """

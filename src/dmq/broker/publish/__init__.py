@@ -2,5 +2,5 @@
 
 In reading order: `publisher` (plain, delayed, half and replayed messages, one way for all), `straight_path` (a shorter
 way with the same result for plain messages that come one by one), `rate_limits` (how much a second a topic or an app
-may send), `cluster_limits` (of which each shard has a share), `producer_states` (how far producers have come).
+may send, and the share of each shard), `producer_states` (how far producers have come).
 """

@@ -1,16 +1,34 @@
-"""The clock, the readiness and the tasks of one broker, handed to the rooms together."""
+"""The clock, the readiness and the tasks of one broker, handed to the rooms together.
+
+`SteadyClock` is broker time: the wall clock at the start plus the time since, also that in which the machine was
+suspended.
+
+What always holds: `now_ms` never runs backwards, whatever happens to the machine's wall clock. Leases, delays and
+expiries are measured with it; stamps in records are taken from `wall`.
+
+`Readiness` says whether a broker takes new work: it runs, is drained, or is stopping; in a shard, it must have the
+right to serve.
+
+What always holds: a stopping broker never runs again; a drained one may. Both finish the work that is under way.
+
+`Tasks` are the coroutines that a broker has under way.
+
+What always holds: a coroutine that fails calls its `failed` once and harms no other; one that is cancelled because the
+broker stops calls it with `BrokerStopping`, or with the error that all are dropped with.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple
 
-from dmq.broker.runtime.readiness import Readiness
-from dmq.broker.runtime.steady_clock import SteadyClock
-from dmq.broker.runtime.tasks import Tasks
 from dmq.clock import Clock
+from dmq.errors import BrokerStopping, DMQError
+from dmq.event_log import EventLog
 from dmq.shard.service import Leadership
 
-__all__ = ["Runtime"]
+__all__ = ["Readiness", "Runtime", "Tasks", "Work"]
 
 
 class Runtime(NamedTuple):
@@ -24,3 +42,137 @@ class Runtime(NamedTuple):
     def on(cls, wall: Clock, leadership: Leadership | None = None) -> Runtime:
         """A new one that begins now."""
         return cls(SteadyClock(wall), Readiness(leadership), Tasks())
+
+
+class SteadyClock:
+    """The time of one broker.
+
+    Parameters:
+        wall: the machine's clocks.
+    """
+
+    __slots__ = ("_boottime", "_started_at", "_started_ms", "wall")
+
+    def __init__(self, wall: Clock) -> None:
+        self.wall = wall
+        self._boottime = wall.boottime
+        self._started_ms = wall.now_ms()
+        self._started_at = wall.boottime()
+
+    @property
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return self._started_ms + int((self._boottime() - self._started_at) * 1000)
+
+    @property
+    def behind_ms(self) -> int:
+        """How far it is behind the wall clock, which was set since the start; below 0 if it is ahead."""
+        return self.wall.now_ms() - self.now_ms
+
+    @property
+    def suspended(self) -> float:
+        """For how many seconds the machine was suspended, since some fixed moment."""
+        return self._boottime() - self.wall.monotonic()
+
+
+class Readiness:
+    """The state of one broker; every room asks it before it begins something.
+
+    Parameters:
+        leadership: in a shard, the one that the broker was made for.
+    """
+
+    __slots__ = ("is_draining", "is_stopping", "leadership")
+
+    def __init__(self, leadership: Leadership | None = None) -> None:
+        self.is_stopping = False
+        self.is_draining = False
+        self.leadership = leadership
+
+    @property
+    def is_running(self) -> bool:
+        """Whether new work is taken, and anything handed out."""
+        if self.is_stopping or self.is_draining:
+            return False
+        return self.leadership is None or self.leadership.may_serve()
+
+    @property
+    def state(self) -> str:
+        """In one word, for clients and people."""
+        if self.is_stopping:
+            return "stopping"
+        return "drained" if self.is_draining else "running"
+
+    def check_running(self) -> None:
+        """Raises BrokerStopping where no new work is taken, NotLeader where the right to serve is gone."""
+        self.check_open()
+        if self.is_draining:
+            raise BrokerStopping("the broker is drained: use another one, or this one when it is back in use")
+        if self.leadership is not None:
+            self.leadership.check_serving()
+
+    def check_open(self) -> None:
+        """Raises BrokerStopping where the broker is stopping."""
+        if self.is_stopping:
+            raise BrokerStopping("the broker is stopping: use another one, or this one when it is back")
+
+
+log = EventLog(__name__)
+
+Work = Coroutine[Any, Any, None]
+
+
+class Tasks:
+    """The coroutines of one broker."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dropped_by: DMQError | None = None
+
+    def run(
+        self, work: Work, failed: Callable[[BaseException], None], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """Let a coroutine go on by itself.
+
+        Parameters:
+            failed: called if it does not come to its end.
+            ended: called before that, and also when it did come to its end.
+        """
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            ended()
+            if task.cancelled():
+                failed(
+                    self._dropped_by
+                    or BrokerStopping("the broker stopped before this was done: ask another one, or this one later")
+                )
+                return
+            error = task.exception()
+            if error is not None:
+                if not isinstance(error, DMQError):
+                    log.error("a command failed", once_for=(), exc_info=error)
+                failed(error)
+
+        task.add_done_callback(done)
+
+    async def drop(self, error: DMQError) -> None:
+        """Cancel all of them; each fails with this error, unless what it waited for has failed already."""
+        self._dropped_by = error
+        await asyncio.sleep(0)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for all of them, then cancel those that are late."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)

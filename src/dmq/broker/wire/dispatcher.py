@@ -20,7 +20,7 @@ from dmq.broker.broker import Broker
 from dmq.broker.catalog.changes import Change, Changes, Later
 from dmq.broker.delivery.client import Client
 from dmq.broker.maintenance import ClientRow
-from dmq.broker.runtime.tasks import Tasks, Work
+from dmq.broker.runtime.runtime import Tasks, Work
 from dmq.broker.wire.session import Session, SessionVoice, refuse_request
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DMQError, FrameCorrupt, InvalidRequest, NotLeader

@@ -65,7 +65,7 @@ def _machine(config: Path | None, data: str | None, settings: list[str] | None, 
     yield from diagnose_machine(resolved.settings, insecure)
     registry_url = resolved.settings.shard.registry_url
     if registry_url is not None:
-        from dmq.broker.diagnostics.registry_check import diagnose_registry
+        from dmq.broker.diagnostics.doctor import diagnose_registry
 
         yield from diagnose_registry(registry_url)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dmq.broker.diagnostics.explanation import Dead, Facts, Out, Reason, Retry, SettledHow, explain, paragraph, until
-from dmq.broker.diagnostics.whereabouts import unsettled_before
+from dmq.broker.diagnostics.inquiry import unsettled_before
 from dmq.storage.state.events import Outcome
 from dmq.storage.state.positions import Position
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from dmq.broker.broker import Broker
-from dmq.broker.diagnostics.node_load import NodeLoad
+from dmq.broker.diagnostics.metrics import NodeLoad
 from dmq.broker.maintenance import Audience
 from dmq.testing.clock import FakeClock
 

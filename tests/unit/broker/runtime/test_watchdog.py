@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from dmq.broker.runtime.watchdog import Watchdog
+from dmq.broker.shard_process import Watchdog
 from tests.patience import eventually
 
 

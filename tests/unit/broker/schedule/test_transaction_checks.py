@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dmq.broker.schedule.transaction_checks import Action, TransactionChecks
+from dmq.broker.schedule.transactions import Action, TransactionChecks
 
 FIRST, EVERY, TIMES = 6_000, 30_000, 15
 ONE = b"1" * 16
