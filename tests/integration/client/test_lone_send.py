@@ -14,6 +14,7 @@ import dmq.aio
 from dmq.client.aio import straight_path as aio_straight_path
 from dmq.client.aio.producer import AioProducer
 from dmq.client.connection import socket as sockets
+from dmq.client.producer.accumulator import CROWD_MIN, SendBatch
 from dmq.client.producer.producer import Producer
 from dmq.protocol import Command, Flag, Frame, Header, decode_request, error_frame, one_way_head, response_head
 from dmq.protocol.produce import Produce
@@ -201,6 +202,67 @@ def test_threads_of_one_producer_share_the_batch_that_waits(peer: Slow, client: 
     assert decode_request(peer.held[1]).count == 3
     peer.release(peer.held[1])
     assert {thread.receipt().id.sequence for thread in [first, *others]} == {1, 2, 3, 4}
+
+
+def crowd(peer: Slow, producer: Producer) -> list[Sending]:
+    """So many threads that the next ones join them; the peer holds two requests, the last one of all but the first."""
+    first = Sending(producer)
+    peer.holds(1)
+    others = [Sending(producer) for _ in range(CROWD_MIN)]
+    eventually(lambda: producer._core.accumulator.messages == 1 + CROWD_MIN)
+    peer.release(peer.held[0])
+    peer.holds(2)
+    return [first, *others]
+
+
+def gathers(producer: Producer, count: int) -> SendBatch:
+    """The batch that gathers, once it has so many messages."""
+    lane = producer._core.plain_lane("t", "flushed")
+    assert lane is not None
+    eventually(lambda: lane.gathering is not None and lane.gathering.count == count)
+    assert lane.gathering is not None
+    return lane.gathering
+
+
+def test_many_threads_share_batches_that_none_of_them_reads_for(peer: Slow, client: dmq.Client) -> None:
+    producer = warm(peer, client)
+    threads = crowd(peer, producer)
+    threads += [Sending(producer, b"%d" % number) for number in range(3)]
+    assert gathers(producer, 3).is_attended
+    peer.release(peer.held[1])
+    peer.holds(3)
+    peer.release(peer.held[2])
+    assert {thread.receipt().id.sequence for thread in threads} == {*range(1, CROWD_MIN + 5)}
+    peer.is_slow = False
+    assert producer.send("t", b"z").id.sequence == CROWD_MIN + 5
+    taken = producer.straight.taken
+    producer.send("t", b"z")
+    assert producer.straight.taken == taken + 1, "alone again, it goes straight"
+
+
+def test_a_send_among_many_ends_in_its_time_and_is_stored_later(peer: Slow, client: dmq.Client) -> None:
+    producer = warm(peer, client)
+    threads = crowd(peer, producer)
+    threads.append(Sending(producer))
+    gathers(producer, 1)
+    with pytest.raises(dmq.TimedOut):
+        producer.send("t", b"late", timeout=0.05)
+    peer.release(peer.held[1])
+    peer.holds(3)
+    assert decode_request(peer.held[2]).count == 2
+    peer.release(peer.held[2])
+    for thread in threads:
+        thread.receipt()
+
+
+def test_a_send_among_many_fails_with_the_producer_that_is_closed(peer: Slow, client: dmq.Client) -> None:
+    producer = warm(peer, client)
+    crowd(peer, producer)
+    late = Sending(producer)
+    gathers(producer, 1)
+    producer.close(timeout=0.05)
+    late.join(PATIENCE_S)
+    assert isinstance(late.result, dmq.NotConnected)
 
 
 def test_asynchronous_sends_in_between_call_back_meanwhile(peer: Slow, client: dmq.Client) -> None:

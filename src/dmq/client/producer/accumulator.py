@@ -33,6 +33,7 @@ from dmq.errors import ConsumeTimeout, OutOfRetries
 from dmq.model import Durability, Message, place_shard
 
 __all__ = [
+    "CROWD_MIN",
     "SECOND_BYTES_MIN",
     "SECOND_MESSAGES_MIN",
     "Accumulator",
@@ -53,6 +54,7 @@ SECOND_BYTES_MIN: Final = 512 << 10
 SECOND_MESSAGES_MIN: Final = 2048
 RESERVED_BYTES: Final = 32 << 10  # of the window, for a batch of a flood of sends
 RESERVED_MESSAGES: Final = RESERVED_BYTES // MESSAGE_BYTES
+CROWD_MIN: Final = 4  # messages that gather while others are under way: many threads send
 OVERLAP_MAX: Final = 4  # batches of a stream under way to one queue; and of a lane that still gather
 
 _Bytes: TypeAlias = bytes  # a batch has an attribute of that name
@@ -226,8 +228,8 @@ class Lane:
     """Batches with one key, in order: those that are ready, and the one that gathers."""
 
     __slots__ = (
-        "gathering", "has_offsets", "is_closed", "key", "lone", "place", "ready", "stalled", "stand_in", "stream",
-        "turn", "under_way",
+        "gathering", "has_offsets", "is_closed", "is_crowded", "key", "lone", "place", "ready", "stalled", "stand_in",
+        "stream", "turn", "under_way",
     )  # fmt: skip
 
     def __init__(self, key: LaneKey, stream: Stream, turn: int) -> None:
@@ -241,6 +243,7 @@ class Lane:
         self.under_way = 0
         self.stalled = 0  # of those under way: they wait for a leader of their shard, and others do not wait for them
         self.is_closed = False  # nothing leaves it any more: the topic has other slots
+        self.is_crowded = False  # the last batch that gathered has several messages
         self.lone: Lone | None = None  # the message without a batch that is under way
         self.stand_in: SendBatch | None = None  # its batch after all, if anybody asked for it
 
@@ -541,6 +544,7 @@ class Accumulator:
         batch, lane.gathering = lane.gathering, None
         if batch is not None:
             batch.is_sealed = True
+            lane.is_crowded = batch.count >= CROWD_MIN
             if batch.reserved_messages:
                 self._return_room(batch)
         return batch

@@ -306,6 +306,21 @@ class Core:
             sender.pump(lane)
         return batch, index
 
+    def join(self, topic: str, message: Message, durability: DurabilityName) -> tuple[SendBatch, int] | None:
+        """`gather` for a `send` among many that are under way; None if they are few, and where `gather` gives None.
+
+        Nobody has to read for it. Of many threads that take turns in reading, the next one would have to wait for the
+        interpreter's lock behind all those whose answers the last one read.
+        """
+        lane = self._plain.get((topic, durability))
+        if (
+            lane is None or not lane.is_crowded or not lane.under_way or self._links.link_for(topic) is None
+            or not (message.tag is None and message.business_id is None and message.properties is None)
+            or message.priority != DEFAULT_PRIORITY
+        ):  # fmt: skip
+            return None
+        return self.gather(topic, durability, message.body, message.key)
+
     def check_plain(self, topic: str, message: Message) -> None:
         """Check what `is_simple` did not look at.
 

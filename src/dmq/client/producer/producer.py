@@ -129,6 +129,10 @@ class Producer:
             sent = self.straight.send(topic, message, durability, deadline)
             if type(sent) is Receipt:
                 return sent
+            if sent is None and (joined := self._core.join(topic, message, durability)) is not None:
+                batch, index = joined
+                batch.wait(deadline)
+                return self._conclude(Sent(batch, index, message), timeout)
         else:
             sent = None
         if isinstance(sent, SendBatch):

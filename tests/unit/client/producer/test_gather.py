@@ -5,7 +5,13 @@ from __future__ import annotations
 import random
 import threading
 
-from dmq.client.producer.accumulator import BATCH_BYTES_MAX, MESSAGE_BYTES, RESERVED_BYTES, SECOND_BYTES_MIN
+from dmq.client.producer.accumulator import (
+    BATCH_BYTES_MAX,
+    CROWD_MIN,
+    MESSAGE_BYTES,
+    RESERVED_BYTES,
+    SECOND_BYTES_MIN,
+)
 from dmq.errors import DMQError, NotConnected, TimedOut
 from dmq.model import Message, Receipt
 from dmq.protocol.session import OVERLAP
@@ -55,6 +61,36 @@ def test_a_batch_leaves_beside_another_as_soon_as_it_is_worth_it() -> None:
     flood(rig, SECOND_BYTES_MIN // 200 + RESERVED_BYTES // 200 + 2)
     assert len(rig.link.requests) == 2
     settle(rig)
+
+
+def test_a_plain_send_joins_others_only_where_many_are_under_way() -> None:
+    rig = make_rig()
+    join = rig.core.join
+    flood(rig, CROWD_MIN - 1)
+    assert join("orders", Message(b"x"), "flushed") is None, "nothing shows yet that they are many"
+    rig.link.requests[0].store()
+    flood(rig, CROWD_MIN)
+    assert join("orders", Message(b"x"), "flushed") is None, "those that left last were few"
+    rig.link.requests[1].store()
+    assert [request.header.count for request in rig.link.requests] == [1, CROWD_MIN - 1, CROWD_MIN]
+    joined = join("orders", Message(b"x", "k"), "flushed")
+    assert joined is not None
+    assert joined[0].is_attended
+    for special in (
+        Message(b"x", tag="t"),
+        Message(b"x", business_id="b"),
+        Message(b"x", priority=9),
+        Message(b"x", properties={"a": "b"}),
+        Message("text"),
+    ):
+        assert join("orders", special, "flushed") is None
+    assert join("orders", Message(b"x"), "stored") is None, "of another durability"
+    assert joined[0].count == 1
+    rig.link.is_usable = False
+    assert join("orders", Message(b"x"), "flushed") is None, "it may have to be taken back"
+    rig.link.is_usable = True
+    settle(rig)
+    assert join("orders", Message(b"x"), "flushed") is None, "nothing is under way"
 
 
 def test_the_window_is_kept_to_the_message() -> None:
