@@ -196,6 +196,7 @@ class Fetch(Header, frozen=True):
     wait_ms: U32 = 0  # for something to become visible
     end: Amount = 0  # only what starts before it is wanted; 0 is no end
     topic_ids: Annotated[list[U32], Meta(max_length=TOPICS_MAX)] = []  # only what concerns these; none is everything
+    is_checked: bool = False  # look for damage first, up to `end`, and mend it from another member before the answer
 
 
 class FetchReply(Header, frozen=True):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from typing import TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dmq.errors import SequenceConflict, StaleEpoch, StoreClosed, UnknownTopic
+from dmq.errors import Damaged, SequenceConflict, StaleEpoch, StoreClosed, UnknownTopic
 from dmq.model import MessageId, retry_topic_name
 from dmq.records.block import StoredBlocks
 from dmq.storage.delay.wheel import Delay
@@ -34,6 +35,8 @@ from dmq.storage.state.state import KeyTable, OpenTransaction, Topic, queue_key
 
 __all__ = ["Queries"]
 
+_CHECKED_BYTES: Final = 1 << 20  # in one turn of the loop
+
 T = TypeVar("T")
 
 
@@ -43,6 +46,9 @@ class Queries:
     Parameters:
         derived: what follows from the journal; the store replaces it after a rebuild.
         rebuild: called when a derived file turns out to be wrong; afterwards `derived` is a new one.
+
+    Attributes:
+        may_be_mended: whether another member may have the bytes of a damaged range of the journal.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Queries:
         self._writer = writer
         self._reader = reader
         self._rebuild = rebuild
+        self.may_be_mended: Callable[[int, int], bool] = lambda start, end: False
         self._closed = False
 
     def close(self) -> None:
@@ -298,6 +305,22 @@ class Queries:
     def read_units(self, offset: int, max_bytes: int = 8 << 20) -> tuple[bytes | memoryview, int]:
         """Whole visible units, verbatim, from the one that holds an offset on, and the offset to go on with."""
         return self.healed(lambda: self._reader.raw_units(offset, self.visible, max_bytes))
+
+    def check_units(self, start: int, end: int) -> int:
+        """Look for damage in a range of the journal, some of it at a time; returns where to go on.
+
+        Raises:
+            Damaged: some was found, and another member may have the bytes.
+        """
+        at, stop = max(start, self.start), min(end, self.visible, start + _CHECKED_BYTES)
+        while at < stop:
+            try:
+                at = self.healed(partial(self._reader.unit_holding, at)).end
+            except Damaged as error:
+                if self.may_be_mended(error.detail["start"], error.detail["end"]):
+                    raise
+                at = max(at + 1, int(error.detail["end"]))
+        return at if at < min(end, self.visible) else end
 
     def offset_since(self, topic: str, queue: int, time_ms: int) -> int:
         """The first offset of a queue stored at or after a time; the next one if there is none."""

@@ -202,6 +202,7 @@ class MessageStore:
         self.damage = Damage(
             self._journal, lambda: self._derived, lambda: self._rebuild(DerivedDamaged("damage was passed over"))
         )
+        self.queries.may_be_mended = self.damage.may_be_mended
         self._checkpointed = -1 if self._checkpointer.in_force is None else self._checkpointer.in_force.offset
 
     def _check_open(self) -> None:

@@ -90,7 +90,7 @@ class Shard:
     def mend(self, number: int, *addresses: str) -> Mended:
         """Look through all of a member's journal, and mend it from the others."""
         others = addresses or tuple(str(other) for other in range(MEMBERS) if other != number)
-        mender = Mender(self, inline, others)  # type: ignore[arg-type]
+        mender = Mender(self, inline, others, are_all=len(others) == MEMBERS - 1)  # type: ignore[arg-type]
 
         async def run() -> Mended:
             await mender.scrub(lambda: self.committed(number))
@@ -215,6 +215,27 @@ def test_a_member_that_is_down_or_has_not_got_it_is_passed_by(shard: Shard) -> N
     shard.rig.files[first].flip_bit(shard.units[3][0], shard.units[3][1] + 100)
     assert shard.mend(first, "down").reason == "down: nobody answers"
     shard.mend(first)
+
+
+def test_a_range_is_given_up_when_every_member_has_said_that_it_does_not_have_it(shard: Shard) -> None:
+    path, at, length, _ = shard.units[4]
+    start = int(path[-28:-8]) + at
+    first, second = shard.followers
+    damage = shard.committed(first).source.damage
+    assert not damage.may_be_mended(start, start + length), "nobody said that others have copies"
+    damage.expect_mending()
+    for number in (first, second, shard.leader):
+        shard.rig.files[number].flip_bit(path, at + 80)
+    for asked in (("down", str(shard.leader)), (str(second),)):
+        assert shard.mend(first, *asked).left == [(start, start + length)]
+        assert damage.may_be_mended(start, start + length), f"only {asked} were asked"
+    shard.mend(first, str(second), str(shard.leader))
+    assert not damage.may_be_mended(start, start + length)
+    assert damage.may_be_mended(start + length, start + length + 1)
+    for number in (first, second, shard.leader):  # as it was
+        shard.rig.files[number].flip_bit(path, at + 80)
+    shard.mend(first)
+    damage._given_up = None
 
 
 @pytest.mark.parametrize("lie", ["another unit", "another epoch", "too much", "nothing", "too little"])

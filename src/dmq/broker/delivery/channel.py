@@ -8,8 +8,9 @@ queue `n` of it has what failed in queue `n`. What holds for a queue (turns, cre
 
 What always holds: leased messages were read and handed to a sink or a pull in the same step, except for doomed ones,
 which go to the dead letters; messages that are gone or damaged are passed over, and so are those that a filter does not
-let through; an event for everything settled goes to the writer; a queue is marked whenever it may have something to
-hand out. A filter looks at a bounded number of index entries in one turn of the loop, whatever it finds.
+let through, but nothing damaged while another member may have a copy; an event for everything settled goes to the
+writer; a queue is marked whenever it may have something to hand out. A filter looks at a bounded number of index
+entries in one turn of the loop, whatever it finds.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ RETRY: Final = RETRY_QUEUES  # a queue of the retry topic is its number and this
 _DOOMED_BATCH: Final = 1024
 _DOOMED_ROUNDS: Final = 8
 _NOBODY: Final = Holder("")
+_HELD_MS: Final = 250
 _OTHERS_MS: Final = 1000  # so long a member that let a lease run out does not get its messages again if others may
 # Of a record: when it was sent, and how much later it was stored.
 _TIMES: Final = Struct(f">q{STORE_TIME_AT - SEND_TIME_AT - 8}xI")
@@ -164,6 +166,7 @@ class Channel:
         self.watches = Watches(parts.pulls_waiting_max)
         self.idle_since_ms: int | None = None
         self.traffic = traffic or Traffic()
+        self._held: dict[int, int] = {}  # queues whose next messages are being mended, and when to look again
         self._dooming = 0  # messages that were about to go out and became dead letters instead
         self._inheritance = Inheritance(parts.inherited_until_ms) if parts.inherited_until_ms else None
         for queue in range(topic.config.queues):
@@ -376,7 +379,7 @@ class Channel:
     def _fetch(
         self, queue: int, cursor: Cursor, proposal: Proposal, demand: Demand, *, tags: list[int] | None, now_ms: int
     ) -> Handed | None:
-        """Read what was proposed and lease what is there; what is gone or damaged is passed over."""
+        """Read what was proposed and lease what is there; what is gone is passed over, and what is damaged for good."""
         is_fresh = proposal.is_fresh
         count = proposal.limit if is_fresh else proposal.stop - proposal.start
         filtered = tags if is_fresh else None
@@ -394,7 +397,7 @@ class Channel:
                 tags=None if filtered is None else TagFilter(filtered, proposal.stop - proposal.start),
             )
         except (OffsetGone, Damaged) as error:
-            self._pass_over(queue, cursor, proposal, error, now_ms=now_ms)
+            self._skip(queue, cursor, proposal, error, now_ms=now_ms)
             return None
         except BaseException:
             cursor.release(proposal, now_ms)
@@ -429,7 +432,7 @@ class Channel:
                 return None
         if lease.count != len(offsets):
             wanted = {offset for first, last in mask_runs(lease.start, lease.mask) for offset in range(first, last)}
-            offsets, lengths, pieces = _part(found, offsets, wanted)
+            offsets, lengths, pieces = found.part(offsets, wanted)
             size = sum(lengths)
         ids = self._queries.id_runs(topic, number, offsets, pieces)
         if found.blocks is not None:
@@ -438,18 +441,24 @@ class Channel:
         name = "" if queue < RETRY else topic.name
         return Handed(number, lease, lengths, pieces, size=size, ids=ids, sought=cursor.sought, topic=name)
 
-    def _pass_over(self, queue: int, cursor: Cursor, proposal: Proposal, error: DMQError, now_ms: int) -> None:
-        """The messages of a proposal cannot be read: settle them as passed over."""
-        is_gone = isinstance(error, OffsetGone)
-        resume = int(error.detail["first"] if is_gone else error.detail["next"])
+    def _skip(self, queue: int, cursor: Cursor, proposal: Proposal, error: DMQError, now_ms: int) -> None:
+        """The messages of a proposal cannot be read: they wait for a copy from another member, or are passed over."""
+        is_gone, detail = isinstance(error, OffsetGone), error.detail
+        waits = not is_gone and self._queries.may_be_mended(detail["start"], detail["end"])
         log.warning(
-            "messages passed over",
-            once_for=(self.topic.name, self.group.name, queue),
+            "messages wait for a copy from another member" if waits else "messages passed over",
+            once_for=(self.topic.name, self.group.name, queue, waits),
             topic=self.topic.name,
             group=self.group.name,
             queue=queue,
             error=error,
         )
+        if waits:
+            cursor.release(proposal, now_ms)
+            self.selection.unmark(queue)
+            self._held[queue] = now_ms + _HELD_MS
+            return
+        resume = int(detail["first"] if is_gone else detail["next"])
         looked = Looked(min(resume, proposal.stop), (), reason=GONE if is_gone else DAMAGED)
         cursor.grant(proposal, _NOBODY, now_ms, 0, looked=looked)
         self._parts.write(cursor.take_skipped(now_ms))
@@ -678,6 +687,10 @@ class Channel:
         if self._inheritance is not None and self._inheritance.until_ms <= now_ms:
             self._inheritance = None
             woken = self.selection.has_any
+        for queue in [queue for queue, until_ms in self._held.items() if until_ms <= now_ms]:
+            del self._held[queue]
+            self.selection.mark(queue)
+            woken = True
         for queue in [*self._timed]:
             cursor = self.cursors[queue]
             deadline = cursor.next_deadline()
@@ -778,22 +791,3 @@ class Channel:
                 pull.is_done = True
                 pull.answer(None)
         self.watches.expire()
-
-
-def _part(found: Slice, offsets: Sequence[int], wanted: set[int]) -> tuple[list[int], list[int], list[memoryview]]:
-    """Only some of what was read: offsets, lengths and records, each record a piece of its own."""
-    kept: list[int] = []
-    lengths: list[int] = []
-    pieces: list[memoryview] = []
-    at = 0
-    rest = iter(found.pieces)
-    piece = next(rest)
-    for offset, size in zip(offsets, found.lengths.tolist(), strict=True):
-        if at >= len(piece):
-            piece, at = next(rest), 0
-        if offset in wanted:
-            kept.append(offset)
-            lengths.append(size)
-            pieces.append(piece[at : at + size])
-        at += size
-    return kept, lengths, pieces

@@ -254,6 +254,9 @@ class Reader:
                     first=queries.start,
                     next=queries.visible,
                 )
+            at = asked.journal_offset if asked.is_checked else asked.end
+            while at < asked.end:
+                at = await self._reads.ask(partial(queries.check_units, at, asked.end))
             found = await fetch_units(
                 asked,
                 size,

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, Protocol, TypeVar
 
-from dmq.errors import Busy, DMQError, NotConnected
+from dmq.errors import Busy, Damaged, DMQError, NotConnected
 from dmq.storage.file_pool import NeedsDisk, Prepared
 from dmq.storage.queries import Queries
 
@@ -119,13 +119,13 @@ class DiskReads:
         for _ in range(_ATTEMPTS_MAX):
             try:
                 with self._queries.deferring(prepared):
-                    answer = question()
+                    answer = self._answer(question)
                 break
             except NeedsDisk as need:
                 missing = need
             prepared[missing.key] = await self._read(missing)
         else:
-            answer = question()
+            answer = self._answer(question)
         if self.check_serving is not None:
             self.check_serving()
         return answer
@@ -144,17 +144,30 @@ class DiskReads:
                 for number, question in enumerate(questions):
                     if number not in answers:
                         try:
-                            answers[number] = question()
+                            answers[number] = self._answer(question)
                         except NeedsDisk as need:
                             missing[need.key] = need
             if not missing:
                 break
             prepared |= zip(missing, await self._read_all([*missing.values()]), strict=True)
         else:
-            answers = {number: question() for number, question in enumerate(questions)}
+            answers = {number: self._answer(question) for number, question in enumerate(questions)}
         if self.check_serving is not None:
             self.check_serving()
         return [answers[number] for number in range(len(questions))]
+
+    def _answer(self, question: Callable[[], T]) -> T:
+        """What the store says; damage that another member may mend is no answer yet."""
+        try:
+            return question()
+        except Damaged as error:
+            start, end = error.detail.get("start", 0), error.detail.get("end", 0)
+            if not self._queries.may_be_mended(start, end):
+                raise
+            raise Busy(
+                f"journal bytes {start}-{end} are damaged here, and come from another member: try again shortly",
+                retry_after_ms=_AGAIN_MS,
+            ) from error
 
     async def work(self, task: Callable[[], T]) -> T:
         """Do something in a thread that takes long and touches nothing of the store."""

@@ -230,6 +230,8 @@ class _Worker:
         self._catalog = catalog
         self._fragments = fragments
         self._paused_until_ms = 0
+        self._mending: list[int] = []  # taken, and to be tried again when another member may have sent their bytes
+        self._mending_until_ms = 0
         self.under_way = 0
 
     def tick(self, now_ms: int) -> None:
@@ -240,6 +242,9 @@ class _Worker:
             or self._store.has_failed
         ):
             return
+        if self._mending and now_ms >= self._mending_until_ms:
+            self._store.release_due(self._mending)
+            self._mending, self._mending_until_ms = [], now_ms + _PAUSE_MS
         taken = self._store.take_due(now_ms, _MOVE_MESSAGES, self._fragments)
         fitting = first_part(taken, _MOVE_BYTES)
         if fitting < len(taken):
@@ -296,7 +301,11 @@ class _Worker:
         """The unit that moves them, and which of them it moves."""
         offsets = [delay.offset for delay in taken]
         gathered, lost = await self._journal.reads.ask(lambda: self._queries.gather(offsets))
-        if lost:
+        if lost and self._queries.may_be_mended(lost[0], lost[0] + 1):
+            self._mending += lost
+            log.warning("delayed messages wait for a copy from another member", once_for=(), count=len(lost))
+            taken = [delay for delay in taken if delay.offset not in frozenset(lost)]
+        elif lost:
             # Kept as handed out: the journal's damage is reported, and a copy of it may be restored.
             self._delays.unreadable += len(lost)
             log.error("delayed messages cannot be read", once_for=(), offsets=lost[:8], count=len(lost))

@@ -444,6 +444,12 @@ class Transactions:
                     message_id = moving[offset]
                     unit.add_dead(part.record(index), part.message_id(index), order[offset], groups[message_id])
             await asyncio.sleep(0)
+        if any(queries.may_be_mended(offset, offset + 1) for offset in gone):
+            # Nothing is written: the messages of a transaction end together.
+            raise Busy(
+                "a prepared message is damaged here, and comes from another member: try again shortly",
+                retry_after_ms=_AGAIN_MS,
+            )
         lost = {moving[offset] for offset in gone}
         if lost:
             log.error("half messages cannot be read", once_for=(), offsets=gone[:8], count=len(gone))

@@ -110,7 +110,7 @@ def _parts(reader: JournalReader, task: Task, damaged: Callable[[tuple[int, int]
                         f"{task.servers} has journal {fetched.journal_id:016x} now, not {task.journal_id:016x}: "
                         "start the run again"
                     )
-                yield from decode_fetched(fetched, leave_out, columns=_COLUMNS)
+                yield from decode_fetched(fetched, leave_out, again=reader.fetch_checked, columns=_COLUMNS)
                 at = fetched.end
             return
         except Damaged as error:

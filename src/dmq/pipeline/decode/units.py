@@ -383,12 +383,18 @@ def _mend_cut(buffer: memoryview, flags: Positions, batches: Batches, counts: Po
 
 
 def decode_fetched(
-    fetched: Fetched, on_damage: Callable[[Damaged], None], *, wanted: Wanted | None = None, columns: Collection[str]
+    fetched: Fetched,
+    on_damage: Callable[[Damaged], None],
+    *,
+    again: Callable[[Fetched], Fetched] | None = None,
+    wanted: Wanted | None = None,
+    columns: Collection[str],
 ) -> Iterator[UnitRows]:
     """The messages and events of an answer of the broker, without the units that are damaged.
 
     Parameters:
         on_damage: told of each damaged unit; raises if it may not be left out.
+        again: fetches the range once more, from where it may not be damaged.
         wanted, columns: as of `decode_units`.
     """
     body = fetched.body
@@ -397,6 +403,10 @@ def decode_fetched(
             yield decode_units(body, wanted=wanted, columns=columns)
             return
         except Damaged as error:
+            if again is not None:
+                fetched, again = again(fetched), None
+                body = fetched.body
+                continue
             first, last = int(error.detail["first_byte"]), int(error.detail["last_byte"])
             if not fetched.start <= error.detail["start"] < error.detail["end"] <= fetched.end:
                 raise  # not even its place can be relied on

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -83,7 +84,8 @@ def _of_journal(
     while at < piece.end:
         try:
             for fetched in reader.units(at, piece.end, with_first=True, topic_ids=asked):
-                for rows in decode_fetched(fetched, leave_out, wanted=screen.topic_ids, columns=columns):
+                again = partial(reader.fetch_checked, topic_ids=asked)
+                for rows in decode_fetched(fetched, leave_out, again=again, wanted=screen.topic_ids, columns=columns):
                     yield screen.wanted(rows)
                 at = fetched.end
             return

@@ -1,7 +1,8 @@
 """The mender: fetches what is damaged in our journal from other members, and puts it back.
 
 What always holds: only what is committed is mended, and only with bytes that check out (`storage.upkeep.damage`); a
-range that no member can give stays damaged and is named; memory is bounded, however much is damaged.
+range that no member can give stays damaged and is named, and is given up only after every other member has answered
+that it does not have it; memory is bounded, however much is damaged.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from dmq.errors import DMQError, RecordCorrupt
+from dmq.errors import Damaged, DMQError, OffsetGone, RecordCorrupt
 from dmq.event_log import EventLog
 from dmq.protocol.cluster.replication import Repair
 from dmq.shard.peers import Peers
@@ -41,13 +42,15 @@ class Mender:
     """Mends the journal of one member.
 
     Parameters:
-        addresses: of the other members, the leader's first.
+        addresses: of the other members that run, the leader's first.
+        are_all: no other member is missing among them.
     """
 
-    def __init__(self, peers: Peers, on_disk: OnDisk, addresses: Sequence[str]) -> None:
+    def __init__(self, peers: Peers, on_disk: OnDisk, addresses: Sequence[str], *, are_all: bool) -> None:
         self._peers = peers
         self._on_disk = on_disk
         self._addresses = addresses
+        self._are_all = are_all
 
     async def scrub(self, journal: Callable[[], CommittedJournal]) -> None:
         """Look through all that is committed; what cannot be read is known to be damaged afterwards."""
@@ -82,6 +85,8 @@ class Mender:
                     at = mending.end
             except _NotToBeHad as error:
                 reason = str(error)
+                if error.is_final:
+                    journal().source.damage.give_up(at, end)
                 log.error("damage is left", start=at, end=stop, reason=reason)
             if at > start:
                 mended.append((start, at))
@@ -102,14 +107,15 @@ class Mender:
         Raises:
             _NotToBeHad: none has.
         """
-        reasons = []
+        reasons, is_final = [], self._are_all
         for address in self._addresses:
             try:
                 raw = await self._fetch_from(address, journal, start, end)
                 return journal.source.damage.begin(start, end, raw)
             except DMQError as error:
                 reasons.append(f"{address}: {error.message}")
-        raise _NotToBeHad("; ".join(reasons) or _NOBODY)
+                is_final &= _says_never(error, start)
+        raise _NotToBeHad("; ".join(reasons) or _NOBODY, is_final)
 
     async def _fetch_from(self, address: str, journal: CommittedJournal, start: int, end: int) -> memoryview:
         """Whole units from one member."""
@@ -131,5 +137,16 @@ class Mender:
         return memoryview(raw)[:whole]
 
 
+def _says_never(error: DMQError, start: int) -> bool:
+    """Whether a member that could not give bytes from an offset on will not have them later either."""
+    if isinstance(error, OffsetGone):
+        return int(error.detail.get("first", 0)) > start  # else it may not know yet that they are committed
+    return isinstance(error, Damaged | RecordCorrupt)
+
+
 class _NotToBeHad(Exception):
-    """No member can give the bytes."""
+    """No member can give the bytes now; with `is_final`, every member has said that it never will."""
+
+    def __init__(self, reason: str, is_final: bool) -> None:
+        super().__init__(reason)
+        self.is_final = is_final

@@ -50,7 +50,10 @@ class Repairs:
         async with self._turn:
             # Not before the next try is due, even if this one fails.
             self._again_at = self._directory.clock.boottime() + _AGAIN_SECONDS
-            mender = Mender(self._peers, self._directory.on_disk, self._addresses(journal().member.replica_id))
+            own = journal().member.replica_id
+            addresses = self._addresses(own)
+            are_all = len(addresses) >= self._others(own)
+            mender = Mender(self._peers, self._directory.on_disk, addresses, are_all=are_all)
             if scrub:
                 await mender.scrub(journal)
             mended = await mender.mend(journal)
@@ -64,8 +67,13 @@ class Repairs:
             )
         return mended
 
+    def _others(self, own: int) -> int:
+        """How many other members the shard has, whether they run or not."""
+        record = self._view.record
+        return 1 if record is None else len(set(record.members.values()) - {hex_id(own)})
+
     def _addresses(self, own: int) -> list[str]:
-        """Of the other members, the leader's first."""
+        """Of the other members that run, the leader's first."""
         view = self._view
         leader = None if view.leader is None else view.leader.replica
         nodes = [

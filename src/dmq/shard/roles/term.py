@@ -84,6 +84,7 @@ class Term:
         self._registry = post.view.registry
         self._service = service
         self._store = store
+        store.damage.expect_mending()
         self._replica = replica  # its journal is the store's now; it still keeps what the directory notes of itself
         self._own = hex_id(member.replica_id)
         record, self._session = victory  # the session in which /leader is ours; 0 while it may not be

@@ -103,6 +103,22 @@ class Slice(NamedTuple):
                 index += 1
         return Slice(self.offsets, lengths, pieces, self.next_offset, corrupt=self.corrupt)
 
+    def part(self, offsets: Sequence[int], wanted: set[int]) -> tuple[list[int], list[int], list[memoryview]]:
+        """Only some of them: offsets, lengths and records, each record a piece of its own.
+
+        Parameters:
+            offsets: all of ours.
+        """
+        kept: list[int] = []
+        lengths: list[int] = []
+        pieces: list[memoryview] = []
+        for offset, size, record in zip(offsets, self.lengths.tolist(), _each(self.lengths, self.pieces), strict=True):
+            if offset in wanted:
+                kept.append(offset)
+                lengths.append(size)
+                pieces.append(record)
+        return kept, lengths, pieces
+
     def __len__(self) -> int:
         return len(self.offsets)
 
@@ -506,6 +522,10 @@ class Reader:
         header = read_header(self.bytes_at(start, start + HEADER_BYTES))
         assert header is not None
         return parse_unit(header, self.bytes_at(start, start + header.length))
+
+    def unit_holding(self, offset: int) -> Unit:
+        """The unit that a journal offset lies in, whole and parsed."""
+        return self.unit_at(self.derived.lookup.unit_holding(offset))
 
     def raw_units(self, offset: int, visible: int, max_bytes: int) -> tuple[bytes | memoryview, int]:
         """Whole visible units, verbatim, from the one that holds an offset on: at least one if there is any.

@@ -33,6 +33,7 @@ Range: TypeAlias = tuple[int, int]
 
 STEP_BYTES: Final = 16 << 20
 _SCRUB_FILES: Final = 4
+_GIVEN_UP_MAX: Final = 10_000  # ranges; what was given up before these is asked for once more
 _EPOCH_MAX: Final = (1 << 32) - 1
 _NEW_SEGMENT: Final = f"{SALVAGE}/segment.tmp"
 
@@ -169,6 +170,21 @@ class Damage:
         self._journal = journal
         self._derived = derived
         self._rebuild = rebuild
+        self._given_up: list[Range] | None = None  # None: nobody else has a copy
+
+    def expect_mending(self) -> None:
+        """Other members have copies: what is damaged is not lost before `give_up` says so."""
+        self._given_up = []
+
+    def give_up(self, start: int, end: int) -> None:
+        """No member has these bytes any more."""
+        if self._given_up is not None:
+            self._given_up = [*self._given_up[1 - _GIVEN_UP_MAX :], (start, end)]
+
+    def may_be_mended(self, start: int, end: int) -> bool:
+        """Whether another member may still have a damaged range: nobody passes over its messages yet."""
+        given_up = self._given_up
+        return given_up is not None and not any(first <= start and end <= last for first, last in given_up)
 
     @property
     def ranges(self) -> list[Range]:
