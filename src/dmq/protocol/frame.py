@@ -54,6 +54,7 @@ Nothing here asks how long is too long: the owner of the connection looks at `pe
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum, IntFlag
 from typing import Final, TypeAlias
 
@@ -88,6 +89,7 @@ __all__ = [
     "is_sealed",
     "seal_frame",
     "seal_whole",
+    "whole_one_way",
 ]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -132,6 +134,7 @@ MUST_KNOW_FLAGS: Final = 0xFF00
 
 # A whole frame with its checksum, its command and correlation, and where its body begins.
 Whole: TypeAlias = tuple[bytes, int, int, int]
+WholeFrame: TypeAlias = Callable[[memoryview, int], Whole | None]
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -191,11 +194,11 @@ _pack_u32: Final = CRC.pack
 _unpack_crc: Final = CRC.unpack_from
 
 
-def frame_of(whole: Whole) -> Frame:
-    """A request that `take_whole` took, as a frame like any other."""
+def frame_of(whole: Whole, kind: int = 1) -> Frame:
+    """A request that `take_whole` took, or what is of another kind, as a frame like any other."""
     data, command, correlation, body_at = whole
     header, body = data[HEAD_BYTES:body_at], data[body_at:-CRC_BYTES]
-    return Frame(1, command, 0, 0, correlation=correlation, header=header, body=body)
+    return Frame(kind, command, 0, 0, correlation=correlation, header=header, body=body)
 
 
 def seal_frame(*buffers: Buffer) -> tuple[Buffer, ...]:
@@ -298,6 +301,7 @@ class FrameParser:
         "error",
         "is_checked",
         "pending_since",
+        "whole",
     )
 
     def __init__(
@@ -309,6 +313,8 @@ class FrameParser:
     ) -> None:
         self._clock: Clock = clock or SystemClock()
         self._chunks = chunks
+        self.whole: WholeFrame = whole_request
+        """Says whether a small frame is for `take_whole`."""
         self.is_checked = False
         """Whether the peer puts a checksum behind each frame: from its HELLO, or its answer to ours, on."""
         self._has_views = False  # of the buffer
@@ -362,14 +368,15 @@ class FrameParser:
         return buffer[self._end :] if self._end else buffer
 
     def take_whole(self, nbytes: int) -> Whole | None:
-        """What was written into the last `get_buffer`, if it is one small request with a right checksum and no flags.
+        """What was written into the last `get_buffer`, if it is one small frame, of the kind that `whole` takes, with a
+        right checksum and no flags.
 
         If not, nothing has happened: `buffer_updated` says what it is.
         """
         buffer = self._buffer
         if self._end or buffer is None or not self.is_checked or not WHOLE_BYTES_MIN <= nbytes < VIEW_BYTES_MIN:
             return None
-        whole = None if self.error is not None else whole_request(buffer, nbytes)
+        whole = None if self.error is not None else self.whole(buffer, nbytes)
         if whole is not None:
             if self._chunks is not None:
                 self._chunks.give(buffer)
@@ -571,15 +578,24 @@ class FrameParser:
         )
 
 
-def whole_request_plain(buffer: memoryview, size: int) -> Whole | None:
-    """What stands at the front of a buffer, if that is one request with a right checksum and no flags."""
+def whole_request_plain(buffer: memoryview, size: int, expected: int = 1) -> Whole | None:
+    """What stands at the front of a buffer, if that is one request with a right checksum and no flags.
+
+    Parameters:
+        expected: another kind instead.
+    """
     length, wire, kind, command, _, flags, correlation, header_bytes = _unpack_head(buffer)
     end, body_at = size - CRC_BYTES, HEAD_BYTES + header_bytes
-    if length != size - LENGTH_BYTES or wire != WIRE_FORMAT or kind != 1 or flags or body_at > end:
+    if length != size - LENGTH_BYTES or wire != WIRE_FORMAT or kind != expected or flags or body_at > end:
         return None
     if _unpack_crc(buffer, end)[0] != crc32c(buffer[:end]):
         return None
     return buffer[:size].tobytes(), command, correlation, body_at
+
+
+def whole_one_way(buffer: memoryview, size: int) -> Whole | None:
+    """The same of a frame that nobody answers."""
+    return whole_request_plain(buffer, size, 3)
 
 
 whole_request: Final = choose(whole_request_plain, "whole_request")

@@ -59,7 +59,7 @@ class Pace:
     TIMES: Final = 1.25  # what the leader writes itself, for a follower that was behind for so long
     _LEVEL_SECONDS: Final = 5.0  # without a read: nobody is behind
     _IDLE_RATE: Final = 64 << 10  # bytes a second: who writes less has time for others
-    _LOOK_SECONDS: Final = 0.5
+    LOOK_SECONDS: Final = 0.5
 
     def __init__(self) -> None:
         self._at = float("-inf")
@@ -70,7 +70,7 @@ class Pace:
     def wrote(self, end: int, now: float) -> None:
         """The leader's journal goes so far."""
         passed = now - self._at
-        if passed >= self._LOOK_SECONDS:
+        if passed >= self.LOOK_SECONDS:
             rate = (end - self._end) / passed
             self._rate = rate if self._at == float("-inf") else (self._rate + rate) / 2
             self._at, self._end = now, end
@@ -209,6 +209,20 @@ class Feed:
             yield frame, body
         if now - self._sent_at >= IDLE_SECONDS:
             yield self.sign(standpoint, now)
+
+    def last_frame(self, standpoint: Standpoint, now: float) -> tuple[Journal, Buffer] | None:
+        """All that is left for a follower that is level, as one frame from memory; None if `frames` has to say what."""
+        start, end = self.next_offset, standpoint.end
+        if self._held or self._ahead or start >= end or start - self._confirmed >= WINDOW_BYTES:
+            return None
+        piece = self._tail.piece(start, end)
+        if piece is None or len(piece.units) != end - start or end - start > _FRAME_BYTES:
+            return None
+        before, self._before = self._before, piece.last
+        frame = self._frame(standpoint, now, before)
+        self.next_offset = end
+        self._sent_at = now
+        return frame, piece.units
 
     def _piece(self, end: int) -> Piece | None:
         """The units that follow: those that were read ahead, else from memory, else from the disk."""

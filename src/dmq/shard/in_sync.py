@@ -80,6 +80,11 @@ class InSyncSet:
         self._ends: deque[tuple[float, int]] = deque([(began_at, 0)])
         self.committed = 0
 
+    @property
+    def moment_seconds(self) -> float:
+        """How often it is noted how much we have written."""
+        return self._lag_seconds / _MOMENTS
+
     # --- sets -------------------------------------------------------------------------------------------------------
 
     @property
@@ -140,11 +145,6 @@ class InSyncSet:
         while len(ends) > 1 and ends[1][0] <= now - seconds:
             ends.popleft()
 
-    def flushed(self, end: int) -> None:
-        """Everything below is durable on our own disk."""
-        if end > self._own_flushed:
-            self._own_flushed = end
-
     def followed(self, replica: int, start: int) -> None:
         """A follower begins anew here: what it had confirmed beyond counts no more, it may have lost it."""
         progress = self._progress.get(replica)
@@ -168,11 +168,17 @@ class InSyncSet:
         progress = self._progress.get(replica)
         return 0 if progress is None else progress.flushed
 
-    def commit(self) -> int:
-        """Move `committed` on as far as it goes; returns it."""
+    def commit(self, flushed: int = 0) -> int:
+        """Move `committed` on as far as it goes; returns it.
+
+        Parameters:
+            flushed: everything below is durable on our own disk, if that is more than before.
+        """
+        if flushed > self._own_flushed:
+            self._own_flushed = flushed
         if self.is_enough:
             lowest, known = self._own_flushed, self._progress
-            for replica in self.union:
+            for replica in self.union if self._unsettled else self._recorded:
                 if replica != self._leader:
                     if replica not in known:
                         return self.committed

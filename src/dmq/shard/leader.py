@@ -9,6 +9,7 @@ in the store then and not before; what a follower confirms counts only if it con
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from dmq.errors import NotInCluster, StaleEpoch
 from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Journal
@@ -22,6 +23,8 @@ from dmq.storage.store import MessageStore
 from dmq.storage.upkeep.identity import Membership
 
 __all__ = ["Leader"]
+
+_NEVER: Final = float("-inf")
 
 
 class Leader:
@@ -59,6 +62,7 @@ class Leader:
         self._feeds: dict[int, Feed] = {}
         self._echoes: dict[int, float] = {}
         self._clocks: dict[int, tuple[int, float]] = {}  # a follower's wall clock, and when it told that
+        self._looked_at, self._look_seconds = _NEVER, min(in_sync.moment_seconds, Pace.LOOK_SECONDS)
         self._shown = 0  # up to where the store knows what is committed
         self.epoch = store.queries.epoch
 
@@ -121,6 +125,11 @@ class Leader:
         feed = self._feeds.get(replica)
         return iter(()) if feed is None else feed.frames(self.standpoint, now)
 
+    def last_frame(self, replica: int, standpoint: Standpoint, now: float) -> tuple[Journal, Buffer] | None:
+        """All that is left for a follower that is level, as nearly all are; see `Feed.last_frame`."""
+        feed = self._feeds.get(replica)
+        return None if feed is None else feed.last_frame(standpoint, now)
+
     def reading(self, replica: int, now: float) -> tuple[Feed, Reading, float] | None:
         """What to read next for a follower, and after how many seconds; `Feed.was_read` takes the result.
 
@@ -148,7 +157,7 @@ class Leader:
         self.in_sync.confirmed(replica, confirm.flushed, now)
         if confirm.now_ms:
             self._clocks[replica] = confirm.now_ms, now
-        if confirm.sent > self._echoes.get(replica, float("-inf")):
+        if confirm.sent > self._echoes.get(replica, _NEVER):
             self._echoes[replica] = confirm.sent
         before = self.in_sync.committed
         return confirm.flushed > before and self.commit() > before
@@ -158,13 +167,15 @@ class Leader:
     def wrote(self, now: float) -> None:
         """The store has written more, or may have."""
         self._tail.forget()
-        self.in_sync.wrote(self._store.queries.end, now)
-        self._pace.wrote(self._store.queries.end, now)
+        if now - self._looked_at >= self._look_seconds:
+            self._looked_at = now
+            end = self._store.queries.end
+            self.in_sync.wrote(end, now)
+            self._pace.wrote(end, now)
 
     def commit(self) -> int:
         """Show what is committed by now; returns up to where."""
-        self.in_sync.flushed(self._store.queries.flushed)
-        committed = self.in_sync.commit()
+        committed = self.in_sync.commit(self._store.queries.flushed)
         if committed > self._shown:
             self._shown = committed
             self._store.confirm_replicated(committed)

@@ -15,7 +15,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from dmq.clock import Clock, SystemClock
 from dmq.errors import (
@@ -51,8 +54,17 @@ from dmq.protocol.cluster.replication import (
     StandingReply,
 )
 from dmq.protocol.commands import Command, decode_request, error_frame, one_way_head, response_head
-from dmq.protocol.frame import HELLO_FRAME_BYTES_MAX, Frame, Kind, seal_frame
-from dmq.protocol.header import Header
+from dmq.protocol.frame import (
+    HEAD_BYTES,
+    HELLO_FRAME_BYTES_MAX,
+    Frame,
+    Kind,
+    Whole,
+    frame_of,
+    seal_frame,
+    whole_one_way,
+)
+from dmq.protocol.header import UNREADABLE, Header
 from dmq.protocol.session import FRAME_CRC, Heartbeat
 from dmq.shard.peers import Following, Hearing
 from dmq.storage.files import Buffer
@@ -84,6 +96,9 @@ _LIMITS: Final = ConnectionLimits(
     partial_bytes_max=4 << 20,
     silence_seconds=SILENCE_SECONDS,
 )
+
+_CONFIRM: Final = int(Command.CONFIRM)
+_decode_confirm: Final = msgspec.msgpack.Decoder(Confirm).decode
 
 _Pushed: TypeAlias = tuple[Journal | Handover, Buffer]
 
@@ -400,11 +415,13 @@ class Network:
                 self._greet(connection, frame)
             else:
                 connection.refuse(InvalidRequest("say hello first"))
-        except DMQError as error:
-            self._refuse(connection, frame, error)
         except Exception as error:
+            self._fail(connection, frame, error)
+
+    def _fail(self, connection: Connection, frame: Frame, error: Exception) -> None:
+        if not isinstance(error, DMQError):
             log.exception("a command failed", once_for=frame.command, command=frame.command)
-            self._refuse(connection, frame, error)
+        self._refuse(connection, frame, error)
 
     def _greet(self, connection: Connection, frame: Frame) -> None:
         greeting = accept_hello(connection, frame, "member of a shard", frozenset({FRAME_CRC}))
@@ -454,6 +471,23 @@ class Network:
         else:
             self._repair(hearing.repair(asked), visitor.connection, frame)
 
+    def _confirmed(self, visitor: _Visitor, whole: Whole) -> bool:
+        """A follower said a word that nobody answers, by itself: nearly always a confirmation."""
+        data, command, _, body_at = whole
+        seat, hearing = visitor.seat, self.hearing
+        try:
+            confirm = _decode_confirm(data[HEAD_BYTES:body_at]) if command == _CONFIRM else None
+        except UNREADABLE:
+            confirm = None
+        if confirm is None or seat is None or hearing is None:
+            self.received(visitor.connection, frame_of(whole, Kind.ONE_WAY))
+            return True
+        try:
+            hearing.confirmed(seat, confirm)
+        except Exception as error:
+            self._fail(visitor.connection, frame_of(whole, Kind.ONE_WAY), error)
+        return True
+
     def _seat(self, hearing: Hearing, visitor: _Visitor, frame: Frame, asked: Follow) -> None:
         """A follower asks for the journal."""
         if visitor.seat is not None:
@@ -461,6 +495,8 @@ class Network:
         seat = _Seat(visitor.connection, self._sealer)
         reply = hearing.follow(asked, seat)
         visitor.seat = seat
+        visitor.connection.parser.whole = whole_one_way  # what comes from now on are confirmations
+        visitor.connection.straight = partial(self._confirmed, visitor)
         _answer(visitor.connection, frame, reply)
         seat.answered()
 

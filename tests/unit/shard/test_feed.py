@@ -66,6 +66,21 @@ def test_followers_that_are_level_get_the_same_frame_which_is_made_once(store: M
     assert [*late.frames(standpoint(store), 0.0)] == [late.sign(standpoint(store), 0.0)], "it is to be read"
 
 
+def test_a_follower_that_is_level_gets_all_that_is_left_as_one_frame(store: MessageStore) -> None:
+    start, tail = store.queries.end, Tail(store)
+    level, same, behind = (Feed(store, at, None, pace=Pace(), tail=tail, reads_ahead=True) for at in (start, start, 0))
+    assert level.last_frame(standpoint(store), 1.0) is None, "there is nothing"
+    for number in range(3):
+        store.append([store.creation(f"u{number}")])
+    last = level.last_frame(standpoint(store), 1.0)
+    assert [last] == [*same.frames(standpoint(store), 1.0)]
+    assert level.next_offset == same.next_offset == store.queries.end
+    assert behind.last_frame(standpoint(store), 1.0) is None, "it is to be read"
+    level.next_offset = start + WINDOW_BYTES
+    store.append([store.creation("v")])
+    assert level.last_frame(Standpoint(1, start + WINDOW_BYTES + 1, 0, 0), 1.0) is None, "the window is full"
+
+
 def test_what_is_not_in_memory_is_read_ahead_and_sent_in_order(store: MessageStore) -> None:
     forget(store)
     feed, sent, readings = feed_of(store), b"", 0

@@ -18,7 +18,7 @@ def in_sync(*members: int, min_in_sync: int = 2) -> InSyncSet:
 
 def test_committed_is_what_every_member_has_flushed() -> None:
     mine = in_sync(A, B)
-    mine.flushed(500)
+    mine.commit(500)
     mine.confirmed(A, 300, 1.0)
     assert mine.commit() == 0
     mine.confirmed(B, 200, 1.0)
@@ -29,20 +29,20 @@ def test_committed_is_what_every_member_has_flushed() -> None:
 
 def test_nothing_is_committed_by_too_few() -> None:
     mine = in_sync()
-    mine.flushed(500)
+    mine.commit(500)
     assert not mine.is_enough
     assert mine.commit() == 0
     alone = in_sync(min_in_sync=1)
-    alone.flushed(500)
+    alone.commit(500)
     assert alone.commit() == 500
 
 
 def test_who_joins_counts_before_the_write_and_who_leaves_until_its_answer() -> None:
     mine = in_sync(A)
-    mine.flushed(500)
+    mine.commit(500)
     mine.confirmed(A, 500, 1.0)
     assert mine.commit() == 500
-    mine.flushed(900)
+    mine.commit(900)
     mine.confirmed(A, 900, 1.0)
     mine.begin_write(frozenset((LEADER, A, B)))
     assert mine.commit() == 500, "the write may be carried out already"
@@ -51,7 +51,7 @@ def test_who_joins_counts_before_the_write_and_who_leaves_until_its_answer() -> 
     mine.written(frozenset((LEADER, A, B)))
     mine.confirmed(B, 900, 2.5)
     assert mine.commit() == 900
-    mine.flushed(1000)
+    mine.commit(1000)
     mine.confirmed(A, 1000, 2.5)
     mine.begin_write(frozenset((LEADER, A)))
     assert mine.commit() == 900, "the write may never be carried out"
@@ -61,7 +61,7 @@ def test_who_joins_counts_before_the_write_and_who_leaves_until_its_answer() -> 
 
 def test_a_write_without_an_answer_counts_until_a_later_one_has_one() -> None:
     mine = in_sync(A)
-    mine.flushed(500)
+    mine.commit(500)
     mine.confirmed(A, 500, 1.0)
     mine.begin_write(frozenset((LEADER, A, B)))
     assert mine.proposal((A, B), 2.0) == frozenset((LEADER, A)), "another write is needed, which settles this one"
@@ -80,7 +80,7 @@ def test_nobody_joins_by_what_the_leader_knows_of_committed(flushed: int) -> Non
     """A winner's `committed` may lie behind what the last leader answered: the start of its epoch does not."""
     mine = in_sync(A)
     mine.wrote(START, 0.0)
-    mine.flushed(START)
+    mine.commit(START)
     mine.confirmed(A, START, 0.5)
     mine.confirmed(B, flushed, 0.5)
     assert mine.proposal((A, B), 1.0) is None
@@ -91,7 +91,7 @@ def test_nobody_joins_by_what_the_leader_knows_of_committed(flushed: int) -> Non
 def test_nobody_joins_who_lacks_what_is_committed() -> None:
     mine = in_sync(A)
     mine.wrote(900, 0.0)
-    mine.flushed(900)
+    mine.commit(900)
     mine.confirmed(A, 900, 0.5)
     assert mine.commit() == 900
     mine.confirmed(B, 899, 1.0)
@@ -104,7 +104,7 @@ def test_who_lags_leaves_but_never_below_the_least() -> None:
     mine = in_sync(A, B)
     for second in range(1, 40):
         mine.wrote(second * 100, float(second))
-        mine.flushed(second * 100)
+        mine.commit(second * 100)
         mine.confirmed(A, second * 100, float(second))
         if second < 5:
             mine.confirmed(B, second * 100, float(second))
@@ -125,7 +125,7 @@ def test_a_member_that_follows_a_steady_load_at_some_distance_does_not_lag() -> 
     for tick in range(1, 4000):
         now = tick / 100
         mine.wrote(tick * 1000, now)
-        mine.flushed(tick * 1000)
+        mine.commit(tick * 1000)
         mine.confirmed(A, tick * 1000, now)
         mine.confirmed(B, max(0, tick - 500) * 1000, now)  # five seconds behind, always
         assert mine.proposal((A, B), now) is None
@@ -140,7 +140,7 @@ def test_a_silent_member_lags_though_nothing_is_written() -> None:
 
 def test_a_member_that_comes_back_without_what_it_confirmed_leaves_at_once() -> None:
     mine = in_sync(A, B)
-    mine.flushed(500)
+    mine.commit(500)
     for member in (A, B):
         mine.confirmed(member, 500, 1.0)
     assert mine.commit() == 500
@@ -180,7 +180,7 @@ def test_no_set_in_force_lacks_a_member_that_has_everything_committed(seed: int)
         end = 100 * tick
         mine.wrote(end, now)
         flushed[LEADER] = end
-        mine.flushed(end)
+        mine.commit(end)
         for replica in (A, B, C):
             if rng.random() < 0.7:
                 flushed[replica] = rng.randint(flushed[replica], end)

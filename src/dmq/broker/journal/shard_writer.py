@@ -19,7 +19,7 @@ from collections.abc import Collection
 from typing import Final
 
 from dmq.broker.journal.arrivals import Arrivals
-from dmq.broker.journal.writer import JournalWriter, Submission
+from dmq.broker.journal.writer import LOOP_BYTES, JournalWriter, Submission
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, DiskFull, DMQError, NotConnected, NotEnoughReplicas, NotLeader
 from dmq.event_log import EventLog
@@ -87,10 +87,8 @@ class ShardWriter(JournalWriter):
     def _turn(self) -> None:
         if self.is_closed:
             super()._turn()
-            return
-        if not self._may_write():
-            return
-        self._write_turn()
+        elif self._may_write():
+            self._write_turn()
 
     def _write_turn(self) -> None:
         self._is_turn_waiting = False
@@ -149,6 +147,8 @@ class ShardWriter(JournalWriter):
                 break
             if waiting[at][1].is_early:
                 early.append(at)
+        if not early:
+            return
         self._outbox.hold()
         try:
             for at in reversed(early):
@@ -210,28 +210,35 @@ class ShardWriter(JournalWriter):
         """The loop flushes for all that wait, if that is quick: the followers take about as long, and then it has
         gathered what came meanwhile. But who asked for no more than that it is written does not wait for it."""
         waiting = self._waiting
-        if not self._flush_policy.is_for_loop(now, is_lone=len(waiting) == 1):
+        is_lone = len(waiting) == 1
+        if self.waiting_bytes > LOOP_BYTES or not self._flush_policy.is_for_loop(now, is_lone=is_lone):
             return False
-        return not any(one[1].is_early for one in waiting)
+        return not (waiting[0][1].is_early if is_lone else any(one[1].is_early for one in waiting))
 
     # --- upkeep -----------------------------------------------------------------------------------------------------
 
     def _work_on(self) -> None:
         """Nothing is visible before it is flushed; and a checkpoint must not wait for a pause, which load has not."""
-        if self.store.queries.end > self._sent and not self.is_closed:
-            self._sent = self.store.queries.end
-            self._leadership.wrote()  # first: the followers write and flush while we do
-        if self._failed or self._flushing or self.is_closed:
+        if self.is_closed:
             return
-        if self.store.checkpoint_due and not self._checkpointing and not self._is_held:
-            self._start_checkpoint()
         queries = self.store.queries
-        if queries.flushed == queries.end or self._failed:
+        end = queries.end
+        if end > self._sent:
+            self._sent = end
+            self._leadership.wrote()  # first: the followers write and flush while we do
+        if self._flushing or queries.flushed == end:
+            return
+        self._checkpoint_if_due()
+        if self._failed:
             return
         if not self._is_patient():
             self._start_flush()
         elif self._patient_flush is None:
             self._patient_flush = self._loop.call_later(_PATIENT_SECONDS, self._flush_late)
+
+    def _checkpoint_if_due(self) -> None:
+        if self.store.checkpoint_due and not (self._checkpointing or self._is_held or self._failed):
+            self._start_checkpoint()
 
     def _is_patient(self) -> bool:
         """Whether all that is to be flushed are settles that nobody waits for: a flush costs more than all else that
@@ -263,6 +270,8 @@ class ShardWriter(JournalWriter):
         if self._is_turn_waiting and not self._is_held:
             self._turn()  # which is refused if too few are in sync by now
         self._work_on()
+        if not self._flushing:
+            self._checkpoint_if_due()
         if self._is_writable():
             super()._keep_up(now)
 

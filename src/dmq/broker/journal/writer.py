@@ -36,7 +36,7 @@ from dmq.storage.state.events import Event
 from dmq.storage.store import FlushTicket, MessageStore
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
 
-__all__ = ["JournalWriter", "Submission", "nobody_waits"]
+__all__ = ["LOOP_BYTES", "JournalWriter", "Submission", "nobody_waits"]
 
 log = EventLog(__name__)
 
@@ -51,6 +51,8 @@ _LAZY_MAX: Final = 256
 # all but every sixteenth are written as they come: that one has a turn, which shows whether others come beside it.
 _LONE_TURNS_MIN: Final = 8
 _LOOK_MASK: Final = 15
+_STORED: Final = int(Durability.STORED)
+LOOP_BYTES: Final = 512 << 10  # that wait while the loop flushes, at most: more takes a quick disk long, too
 _UNWRITTEN_MAX: Final = 100_000  # events that wait for space on a full disk
 
 Done = Callable[[list[Placement], DMQError | None], None]
@@ -287,12 +289,16 @@ class JournalWriter:
             self._plan_turn()
         return True
 
-    def is_now(self) -> bool:
-        """Whether a message on the straight path is written as it comes."""
+    def is_now(self, durability: int) -> bool:
+        """Whether a message on the straight path is written as it comes.
+
+        Parameters:
+            durability: that was asked for. In a shard, one that need only be written has a turn, which answers it.
+        """
         if self.lone_turns < _LONE_TURNS_MIN or self._turn_planned or self._waiting or self.is_closed:
             return False
         turns = self.lone_turns = self.lone_turns + 1
-        if not turns & _LOOK_MASK or not self._is_alone:
+        if not turns & _LOOK_MASK or not (self._is_alone or durability > _STORED):
             return False
         probe = self.probe
         if not probe.turns & 7 and not probe.began:
@@ -649,7 +655,9 @@ class JournalWriter:
     def _is_for_loop(self, now: float) -> bool:
         """Whether the loop flushes what was written, and no thread."""
         waiting = self._waiting
-        return len(waiting) == 1 and waiting[0][1].is_lone and self._flush_policy.is_for_loop(now)
+        if len(waiting) != 1 or not waiting[0][1].is_lone:
+            return False
+        return self.waiting_bytes <= LOOP_BYTES and self._flush_policy.is_for_loop(now)
 
     def _finish_flush(self, ticket: FlushTicket, error: BaseException | None) -> None:
         self._flushing = False

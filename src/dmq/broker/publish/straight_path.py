@@ -140,7 +140,7 @@ class StraightPath:
         queue = asked.queue
         if queue == ANY_QUEUE and place.config.priority:
             return self._leave("special")
-        is_now = durability <= _FLUSHED and writer.is_now()
+        is_now = writer.is_now(durability)
         if not is_now and not writer.put_lone(size + BATCH_BYTES):
             return self._leave("mixed" if writer.has_submissions else "busy")
         if queue == ANY_QUEUE:

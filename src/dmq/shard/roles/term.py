@@ -158,14 +158,15 @@ class Term:
             )
 
     def check_writable(self) -> None:
-        self.check_serving()
-        queries, limit = self._store.queries, self._post.settings.uncommitted_bytes_max
+        if self.is_over or self._boottime() >= self._promised_until:
+            self.check_serving()
+        limit = self._post.settings.uncommitted_bytes_max
         if not self._is_committing:
             raise NotEnoughReplicas(
                 f"shard {self._view.shard!r} has fewer than {self._in_sync.min_in_sync} members in sync: nothing was "
                 "written; start the others, or wait until they have caught up"
             )
-        if queries.end - self._in_sync.committed > limit:
+        if self._store.queries.end - self._in_sync.committed > limit:
             raise NotEnoughReplicas(
                 f"more than {limit} bytes wait for the members of shard {self._view.shard!r}: nothing was written; "
                 "send again when they have caught up"
@@ -267,9 +268,17 @@ class Term:
         if self.is_over:
             return
         now = self._boottime()
-        self._leader.wrote(now)
+        leader = self._leader
+        leader.wrote(now)
+        if not self._seats:
+            return
+        standpoint = leader.standpoint
         for replica, seat in [*self._seats.items()]:
-            self._push_to(replica, seat, now)
+            last = leader.last_frame(replica, standpoint, now) if seat.is_writable else None
+            if last is not None:
+                seat.send(*last)
+            else:
+                self._push_to(replica, seat, now)
 
     def _push_to(self, replica: int, seat: Seat, now: float) -> None:
         try:

@@ -60,6 +60,25 @@ async def test_the_followers_get_it_before_it_is_flushed_here(straight: bool) ->
         assert policy.is_for_loop(0.0)
 
 
+@pytest.mark.parametrize("durability", [STORED, FLUSHED, REPLICATED])
+@on_a_loop
+async def test_messages_that_come_one_by_one_and_have_to_be_flushed_are_written_as_they_come(
+    durability: Durability,
+) -> None:
+    """One that need only be written has a turn: that is what answers it."""
+    async with leading(straight=True) as rig:
+        (peer,) = await rig.connect(1, has_crc=True)
+        at_once = 0
+        for number in range(40):
+            end = rig.store.queries.end
+            peer.send([b"one"], durability=durability, sequence=number)
+            at_once += rig.store.queries.end > end
+            await rig.until(lambda: peer.wire.frames)
+            assert peer.reply().durability == durability
+        assert at_once >= 20 if durability > STORED else at_once == 0
+        assert rig.bodies() == [b"one"] * 40
+
+
 @BOTH_WAYS
 @on_a_loop
 async def test_answers_stored_when_it_is_written(straight: bool) -> None:

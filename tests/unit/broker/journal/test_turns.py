@@ -164,14 +164,19 @@ def test_lone_flushes_on_a_quick_disk_are_answered_in_their_turn_and_are_durable
             assert peer.reply().first_offset == number
             assert rig.store.queries.flushed >= rig.store.queries.end
         assert at_once >= 20
+        peer.send([b"x" * (1 << 18)] * 3, producer=7, durability=Durability.FLUSHED)
+        await rig.turn()
+        assert not peer.wire.frames, "much takes a quick disk long, too"
+        await rig.settle()
+        peer.answers()
         # Two that wait are no longer alone: what comes meanwhile may gather.
         peer.send([b"40"], producer=5, sequence=40, durability=Durability.FLUSHED)
         other.send([b"41"], producer=6, durability=Durability.FLUSHED)
         await rig.turn()
         assert not peer.wire.frames
         await rig.settle()
-        assert [peer.reply().first_offset, other.reply().first_offset] == [40, 41]
-        assert rig.broker.writer.flushes == 41
+        assert [peer.reply().first_offset, other.reply().first_offset] == [43, 44]
+        assert rig.broker.writer.flushes == 42
 
     in_a_broker(run)
 
