@@ -123,21 +123,19 @@ class Producer:
         if id is not None or type(body) is Message:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             return self._send_known(message, options, id, timeout)
+        batch: SendBatch | None = None
+        index = 0
         if (
             self._is_straight and not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
         ):  # fmt: skip
             sent = self.straight.send(topic, message, durability, deadline)
-            if type(sent) is Receipt:
+            if isinstance(sent, Receipt):
                 return sent
             if sent is None and (joined := self._core.join(topic, message, durability)) is not None:
-                batch, index = joined
-                batch.wait(deadline)
-                return self._conclude(Sent(batch, index, message), timeout)
-        else:
-            sent = None
-        if isinstance(sent, SendBatch):
-            batch, index = sent, 0
-        else:
+                joined[0].wait(deadline)
+                return self._conclude(Sent(*joined, message), timeout)
+            batch = sent
+        if batch is None:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             draft = self._core.draft(self._route(topic, deadline, options, message), message, options)
             batch, index = self._put(draft, False, deadline)
