@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dmq.outbox import Inbox, MessageService
-from dmq.outbox.sender.claims import Claims
+from dmq.outbox.sender.relay import Claims
 from dmq.outbox.sender.result_book import ResultBook
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "bookshop"

@@ -11,7 +11,7 @@ import pytest
 
 import dmq
 import dmq.aio
-from dmq.client.aio import straight_path as aio_straight_path
+from dmq.client.aio import producer as aio_producer
 from dmq.client.aio.producer import AioProducer
 from dmq.client.connection import socket as sockets
 from dmq.client.producer.accumulator import CROWD_MIN, SendBatch
@@ -380,7 +380,7 @@ def test_a_task_that_is_cancelled_leaves_its_message_on_its_way(peer: Slow) -> N
 
 
 def test_an_answer_on_the_loop_that_comes_late_is_the_answer(peer: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aio_straight_path, "LONE_SECONDS", 0.02)
+    monkeypatch.setattr(aio_producer, "LONE_SECONDS", 0.02)
 
     async def act(producer: AioProducer) -> None:
         task = asyncio.create_task(producer.send("t", b"x"))

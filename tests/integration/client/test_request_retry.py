@@ -12,7 +12,7 @@ import pytest
 
 import dmq
 import dmq.aio
-from dmq.client.connection.request_retry import BREAKS_MAX
+from dmq.client.connection.failover import BREAKS_MAX
 from dmq.protocol import Command, Frame, Header
 from dmq.protocol.admin import TopicListReply
 from tests.integration.client.servers import Peer, RunningBroker, usual

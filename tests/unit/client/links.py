@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from dmq.client.connection.link import Link
+from dmq.client.connection.link import Link, ShardHealth
 from dmq.client.connection.pool import BrokerAt, PoolSettings
 from dmq.client.connection.router import AnyRouter
 from dmq.client.connection.session import OnAnswer, Pending
-from dmq.client.connection.shard_health import ShardHealth
 from dmq.client.connection.url import Address, OneBroker
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.options import ConsumerOptions

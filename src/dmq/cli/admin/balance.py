@@ -18,7 +18,7 @@ from dmq.cli.output import printable, show_rows
 from dmq.errors import ShardConflict
 
 if TYPE_CHECKING:
-    from dmq.client.admin.balance import BalancePlan, LeaderMove, SlotMove
+    from dmq.client.admin.cluster import BalancePlan, LeaderMove, SlotMove
 
 __all__ = ["balance"]
 
@@ -64,7 +64,7 @@ def balance(
 
 
 def _carry_out(move: LeaderMove | SlotMove, url: str, *, drain: bool) -> None:
-    from dmq.client.admin.balance import LeaderMove
+    from dmq.client.admin.cluster import LeaderMove
 
     if isinstance(move, LeaderMove):
         hand_over(url, move.shard, move.after)
@@ -106,7 +106,7 @@ def _show(plan: BalancePlan, moves: list[LeaderMove | SlotMove], done: int, form
 
 
 def _row(move: LeaderMove | SlotMove) -> dict[str, Any]:
-    from dmq.client.admin.balance import LeaderMove
+    from dmq.client.admin.cluster import LeaderMove
 
     if isinstance(move, LeaderMove):
         return {"move": "leader", "of": move.shard, "from": move.before, "to": move.after, "why": move.why}

@@ -78,7 +78,7 @@ def resend(
 
     Mend the cause first. The messages get new ids, and come behind those sent since.
     """
-    from dmq.client.connection.place_choice import ANY
+    from dmq.client.connection.route_book import ANY
     from dmq.client.spool.refused import send_refused
     from dmq.model import place_shard
 

@@ -5,8 +5,7 @@
 - `calls`: the conversations behind both
 - `dead_letters`: the conversations about dead letters, and the letters themselves
 - `shards`: the conversations about shards, and what they return
-- `cluster`: the conversations about the whole cluster, and the document of an export
-- `balance`: which leaders and queues of topics stand in the wrong place
+- `cluster`: the conversations about the whole cluster, the document of an export, and what stands in the wrong place
 - `reports`: the values that the conversations return
 - `shard_answers`: how the answers of several shards become one
 

@@ -3,7 +3,7 @@
 
 What always holds: every call is one conversation of `dmq.client.admin.calls`, `dead_letters` or `shards`. It
 waits for a connection as the client was told to, and is asked again when the connection breaks, if that does no harm
-(`dmq.client.connection.request_retry`). A call that raises `TimedOut` or `NotConnected` may or may not have been
+(`dmq.client.connection.failover`). A call that raises `TimedOut` or `NotConnected` may or may not have been
 carried out.
 """
 
@@ -16,9 +16,8 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from dmq.client.admin import calls, cluster, dead_letters, shards
-from dmq.client.admin.balance import BalancePlan, balanced
 from dmq.client.admin.calls import ANSWER_SECONDS, Call, When
-from dmq.client.admin.cluster import ClusterReport, ImportOutcome
+from dmq.client.admin.cluster import BalancePlan, ClusterReport, ImportOutcome, balanced
 from dmq.client.admin.dead_letters import DeadLetter, DeadLetterOutcome, LetterName
 from dmq.client.admin.reports import (
     ArchiveReport,

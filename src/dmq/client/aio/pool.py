@@ -11,10 +11,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, TypeAlias
 
 from dmq.client.aio.connection import AioConnection
-from dmq.client.connection.failover import CONNECT_SECONDS, Failover, Standing
+from dmq.client.connection.failover import CONNECT_SECONDS, Failover, Repeats, Standing
 from dmq.client.connection.link import Link
 from dmq.client.connection.pool import DEPOSED_SECONDS, TICK_SECONDS, BrokerAt, PoolOwner, PoolSettings
-from dmq.client.connection.request_retry import Repeats
 from dmq.client.connection.session import Push
 from dmq.client.connection.url import Address
 from dmq.errors import DMQError, NotConnected, NotLeader

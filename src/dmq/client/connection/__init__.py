@@ -1,11 +1,10 @@
 """Connections to brokers, in reading order.
 
 - `url`: addresses
-- `session`, `link`: the protocol without a socket, and what others see of a connection
-- `threads`, `socket`, `reader_turns`, `connection`: the connection of a blocking program
-- `failover`, `request_retry`: which address is tried next, and which request is sent again
+- `session`, `link`: the protocol without a socket, and what others see of a connection and of the health of its shard
+- `threads`, `socket`, `connection`: the connection of a blocking program, and which thread reads it
+- `failover`: which address is tried next, and which request is sent again
 - `pool`: one connection to one broker, kept up
-- `route_book`, `route_keeper`: what is known of a cluster, and when it is asked for
-- `shard_health`, `place_choice`: which shard gets a message that may go to any
+- `route_book`: what is known of a cluster, when it is asked for, and which shard gets a message that may go to any
 - `router`: which broker a message goes to
 """

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from dmq.client.connection.connection import Connection
-from dmq.client.connection.failover import CONNECT_SECONDS, Failover, Standing
+from dmq.client.connection.failover import CONNECT_SECONDS, Failover, Repeats, Standing
 from dmq.client.connection.link import Link
-from dmq.client.connection.request_retry import Repeats
 from dmq.client.connection.session import Push
 from dmq.client.connection.threads import FOREVER
 from dmq.client.connection.url import Address

@@ -29,12 +29,9 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 from dmq.client.arguments import check_function
 from dmq.client.connection.connection import Connection
 from dmq.client.connection.failover import CONNECT_SECONDS, Backoff
-from dmq.client.connection.link import Link
-from dmq.client.connection.place_choice import ANY, PlaceChoice
+from dmq.client.connection.link import Link, ShardHealth
 from dmq.client.connection.pool import BrokerAt, Pool, PoolSettings
-from dmq.client.connection.route_book import BrokerAddresses, RouteBook, RouteChange
-from dmq.client.connection.route_keeper import RouteKeeper
-from dmq.client.connection.shard_health import ShardHealth
+from dmq.client.connection.route_book import ANY, BrokerAddresses, PlaceChoice, RouteBook, RouteChange, RouteKeeper
 from dmq.client.connection.threads import FOREVER, Alarms, Notifier, end_in_children
 from dmq.client.connection.url import OneBroker, parsed_address
 from dmq.errors import Busy, DMQError, NotConnected, ShardConflict, TimedOut, UnknownTopic
@@ -402,7 +399,7 @@ class AnyRouter(Generic[P, L]):
         says, and those that fail or are slow have none, as long as there are others.
 
         Parameters:
-            wanted: ANY, or one queue of whichever shard (`dmq.client.connection.place_choice.any_shard`).
+            wanted: ANY, or one queue of whichever shard (`dmq.client.connection.route_book.any_shard`).
         """
         if self._only is not None:
             return range(queues)

@@ -2,8 +2,8 @@
 
 - `options`: what a consumer asks for
 - `delivery`, `message`: what it gets
-- `duplicates`, `prefetch`: which of it is handed out, and when
-- `leases`, `core`: what is in hand, and what is said of it
+- `prefetch`: what is handed out when
+- `leases`, `core`: what is in hand, what was there before, and what is said of it
 - `strategy`, `subscription`, `puller`: what brokers are told and tell
 - `subscriber`: how a consumer waits for messages and reports what was done with them
 - `consumer`, `handler`, `executor`: what a program iterates over, pulls from or runs a handler with; `./scripts/twins`

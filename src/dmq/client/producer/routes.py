@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import inf
 from typing import Final, NamedTuple
 
-from dmq.client.connection.place_choice import ANY, any_shard
+from dmq.client.connection.route_book import ANY, any_shard
 from dmq.errors import InvalidMessage, NotConnected, StaleRoute
 from dmq.model import Message, TopicConfig, place_of, place_queue
 from dmq.protocol.cluster.route import SlotRoute, TopicRoute

@@ -22,7 +22,7 @@ from crc32c import crc32c
 
 from dmq.client.connection.connection import Connection
 from dmq.client.connection.link import Link
-from dmq.client.connection.place_choice import ANY
+from dmq.client.connection.route_book import ANY
 from dmq.client.connection.router import AnyRouter
 from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.socket import LONE_SECONDS

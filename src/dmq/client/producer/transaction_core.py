@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, TypedDict, Unpack
 
 from dmq.client.admin.reports import StoredMessage
 from dmq.client.connection.link import Link, Links
-from dmq.client.connection.place_choice import ANY
+from dmq.client.connection.route_book import ANY
 from dmq.client.connection.url import Address
 from dmq.client.producer.accumulator import MESSAGE_BYTES, Draft, LaneKey, SendBatch
 from dmq.client.producer.core import Core

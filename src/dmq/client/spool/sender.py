@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dmq.client.connection.link import Link, Links
-from dmq.client.connection.place_choice import priority_queue
+from dmq.client.connection.route_book import priority_queue
 from dmq.client.producer.accumulator import Accumulator, Lane, LaneKey, SendBatch, Stream
 from dmq.client.producer.core import Core, ProducerOptions
 from dmq.client.producer.encoder import BatchEncoder

@@ -36,7 +36,9 @@ from dmq.errors import InvalidSettings, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.outbox.alerts import OnAlert, alert_with
 from dmq.outbox.inbox.consumption import (
+    AioTurns,
     Consumption,
+    Prepared,
     Rollback,
     check_active,
     consumption_of,
@@ -45,12 +47,9 @@ from dmq.outbox.inbox.consumption import (
     settled,
 )
 from dmq.outbox.inbox.gap_policy import LOOK_SECONDS, GapPolicy, judge_gap
-from dmq.outbox.inbox.prepared import Prepared
 from dmq.outbox.inbox.recorder import CONTENTION_TRIES, Earlier, Gap, Recorder, aio_run, is_contention, pause_after
-from dmq.outbox.inbox.sequence_lock import AioTurns
 from dmq.outbox.metrics import Counts
-from dmq.outbox.repair.aio_confirm_service import AioConfirmService
-from dmq.outbox.repair.confirm_service import ConfirmOptions, ConfirmService
+from dmq.outbox.repair.confirm_service import AioConfirmService, ConfirmOptions, ConfirmService
 from dmq.outbox.schema import OutboxTables
 from dmq.outbox.schema import tables as default_tables
 from dmq.outbox.sender.relay import make_owner

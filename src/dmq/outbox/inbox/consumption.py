@@ -2,13 +2,29 @@
 
 What always holds: a result is SUCCESS or ROLLBACK, or the message counts as not consumed; the same message has the same
 send id however often it comes: the one its outbox gave it, or, if it came from no outbox, its message id.
+
+Messages that were prepared in a user's own session, until its transaction ends (T-11).
+
+What always holds: a transaction does not commit with a message whose result was not said; what was said goes to the
+sender after the commit, and is forgotten with a rollback.
+
+Turns: messages of one sequence go one at a time through a process, others beside them.
+
+What always holds: there is a lock for a name only while somebody has it or waits for it, so there are never more locks
+than threads or tasks.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from typing import Any, Final, Protocol
 
 import msgspec
+from sqlalchemy import event
+from sqlalchemy.orm import Session, SessionTransaction
 
 from dmq.client.consumer.handler import Retry
 from dmq.client.consumer.message import ReceivedMessage
@@ -20,8 +36,11 @@ from dmq.outbox.states import BusinessState
 
 __all__ = [
     "REASON_CHARS_MAX",
+    "AioTurns",
     "Consumption",
+    "Prepared",
     "Rollback",
+    "Turns",
     "check_active",
     "consumption_of",
     "cut",
@@ -133,3 +152,131 @@ def result_message(row: Row, result_to: str, earlier: Earlier) -> tuple[str, Mes
         reason=earlier.reason,
     )
     return result_topic(row.topic), pack_result(result, result_to)
+
+
+Answer = Callable[[Consumption, Earlier], object]
+_KEY: Final = "dmq.prepared"  # in `Session.info`
+
+
+class Prepared:
+    """What a session has of ours.
+
+    Parameters:
+        answer: tells a sender; called right after a commit.
+    """
+
+    def __init__(self, session: Session, answer: Answer) -> None:
+        self.open: tuple[Consumption, Any] | None = None  # with its savepoint
+        self._answer = answer
+        self._said: list[tuple[Consumption, Earlier]] = []
+        event.listen(session, "before_commit", self._before_commit)
+        event.listen(session, "after_commit", self._after_commit)
+        event.listen(session, "after_soft_rollback", self._after_rollback)
+
+    @classmethod
+    def of(cls, session: Session, answer: Answer) -> Prepared:
+        """That of a session, made when first asked for."""
+        found: Prepared | None = session.info.get(_KEY)
+        if found is None:
+            found = session.info[_KEY] = cls(session, answer)
+        return found
+
+    def begin(self, taken: Consumption, savepoint: Any) -> None:
+        """A message was prepared."""
+        self.open = (taken, savepoint)
+
+    def check_closed(self) -> None:
+        """Raises InvalidRequest while a message waits for its result."""
+        if self.open is not None:
+            raise InvalidRequest("a message is prepared in this session: say consumed() of it, then prepare the next")
+
+    def take(self, send_id: str) -> tuple[Consumption, Any]:
+        """The message whose result is said, and its savepoint.
+
+        Raises:
+            InvalidRequest: it was not prepared here.
+        """
+        if self.open is None or self.open[0].row.send_id != send_id:
+            raise InvalidRequest("the message was not prepared in this session: call prepare() first")
+        found, self.open = self.open, None
+        return found
+
+    def said(self, taken: Consumption, earlier: Earlier) -> None:
+        """What it came to, if the transaction commits."""
+        self._said.append((taken, earlier))
+
+    # --- the session's events ---------------------------------------------------------------------------------------
+
+    def _before_commit(self, session: Session) -> None:
+        # The business's own savepoints end here, too; ours is the innermost only when all of them have.
+        if self.open is not None and session.get_nested_transaction() in (None, _plain(self.open[1])):
+            raise InvalidRequest("the result of a prepared message is UNKNOWN: say consumed() before the commit")
+
+    def _after_commit(self, session: Session) -> None:
+        if session.get_nested_transaction() is None:
+            said, self._said = self._said, []
+            for taken, earlier in said:
+                self._answer(taken, earlier)
+
+    def _after_rollback(self, session: Session, ended: SessionTransaction) -> None:
+        if not ended.nested:
+            self.open, self._said = None, []
+
+
+def _plain(savepoint: Any) -> SessionTransaction:
+    """The transaction behind one of asyncio."""
+    plain: SessionTransaction = getattr(savepoint, "sync_transaction", savepoint)
+    return plain
+
+
+class Turns:
+    """For threads."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._locks: dict[Hashable, tuple[threading.Lock, int]] = {}
+
+    @contextlib.contextmanager
+    def of(self, name: Hashable) -> Iterator[None]:
+        """Wait for the turn of a name, and have it for the block."""
+        with self._mutex:
+            lock, users = self._locks.get(name, (threading.Lock(), 0))
+            self._locks[name] = (lock, users + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._mutex:
+                users = self._locks[name][1] - 1
+                if users:
+                    self._locks[name] = (lock, users)
+                else:
+                    del self._locks[name]
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+
+class AioTurns:
+    """For tasks of one event loop."""
+
+    def __init__(self) -> None:
+        self._locks: dict[Hashable, tuple[asyncio.Lock, int]] = {}
+
+    @contextlib.asynccontextmanager
+    async def of(self, name: Hashable) -> AsyncIterator[None]:
+        """Wait for the turn of a name, and have it for the block."""
+        lock, users = self._locks.get(name, (asyncio.Lock(), 0))
+        self._locks[name] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            users = self._locks[name][1] - 1
+            if users:
+                self._locks[name] = (lock, users)
+            else:
+                del self._locks[name]
+
+    def __len__(self) -> int:
+        return len(self._locks)

@@ -35,7 +35,9 @@ from dmq.outbox.alerts import OnAlert, alert_with
 from dmq.outbox.inbox.batch_inbox import BatchInbox
 from dmq.outbox.inbox.consumption import (
     Consumption,
+    Prepared,
     Rollback,
+    Turns,
     check_active,
     consumption_of,
     cut,
@@ -43,9 +45,7 @@ from dmq.outbox.inbox.consumption import (
     settled,
 )
 from dmq.outbox.inbox.gap_policy import LOOK_SECONDS, GapPolicy, judge_gap
-from dmq.outbox.inbox.prepared import Prepared
 from dmq.outbox.inbox.recorder import CONTENTION_TRIES, Earlier, Gap, Recorder, is_contention, pause_after, run
-from dmq.outbox.inbox.sequence_lock import Turns
 from dmq.outbox.metrics import Counts
 from dmq.outbox.repair.confirm_service import ConfirmOptions, ConfirmService
 from dmq.outbox.schema import OutboxTables

@@ -1,7 +1,7 @@
 """The sender's side of the outbox.
 
 In reading order: `service` is what a program calls; `message_row` is a row of the sender table, `envelope` what the
-outbox writes on a message, `sequence` numbers strict messages; `commit_hook` notices commits, `decorator` marks methods
-that send. `relay` sends the rows: `commit_hints` tell it of new ones, `claims` gives it rows to itself, `dispatch`
-hands them to a broker. `result_consumers` listen for results, `result_book` writes them down.
+outbox writes on a message, `sequence` numbers strict messages; `commit_hook` notices commits, and marks methods that
+send. `relay` claims rows and sends them, `dispatch` hands them to a broker. `result_consumers` listen for results,
+`result_book` writes them down.
 """

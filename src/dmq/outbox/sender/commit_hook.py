@@ -6,13 +6,20 @@ rolled back, does no harm, and one that never comes only costs time.
 
 What always holds: a session's rollback forgets what was inserted in it; hearing of a commit never waits and never
 raises, since the business is done.
+
+`@sends_messages`: what a business method inserted goes out when it returns (T-08).
+
+What always holds: a method that raises sends nothing by this way; the method's own result or error is what its caller
+gets, whatever becomes of the messages. Works on functions and on coroutine functions, in threads and tasks alike.
 """
 
 from __future__ import annotations
 
 import contextvars
+import functools
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, event
@@ -20,7 +27,7 @@ from sqlalchemy.orm import Session
 
 from dmq.event_log import EventLog
 
-__all__ = ["Collected", "collect", "collected_by", "inserted"]
+__all__ = ["Collected", "collect", "collected_by", "inserted", "sends_messages"]
 
 log = EventLog(__name__)
 
@@ -102,3 +109,42 @@ def _tell(told: Sequence[tuple[Tell, str]]) -> None:
             tell(send_ids)
         except Exception:
             log.exception("a commit could not be told to the relay, which finds it by itself", once_for=())
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def sends_messages(method: Callable[P, T]) -> Callable[P, T]:
+    """Send at once what the method has inserted with `MessageService.send`, once its transaction is committed.
+
+    Sessions tell of their commits by themselves, so that messages also leave without it. It serves a method that works
+    on a plain connection, or commits in a way that a session does not see, and it says what the method does.
+    """
+    if inspect.iscoroutinefunction(method):
+
+        @functools.wraps(method)
+        async def run_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+            collected = Collected()
+            token = collected_by.set(collected)
+            try:
+                result = await method(*args, **kwargs)
+            finally:
+                collected_by.reset(token)
+            collected.tell()
+            return result
+
+        return cast("Callable[P, T]", run_async)
+
+    @functools.wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        collected = Collected()
+        token = collected_by.set(collected)
+        try:
+            result = method(*args, **kwargs)
+        finally:
+            collected_by.reset(token)
+        collected.tell()
+        return result
+
+    return run

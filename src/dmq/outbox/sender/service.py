@@ -27,8 +27,7 @@ from dmq.outbox.inbox.inbox import Inbox
 from dmq.outbox.metrics import SENDER_COUNTS, Counts, exposition, waiting
 from dmq.outbox.schema import OutboxTables, check_tables
 from dmq.outbox.schema import tables as default_tables
-from dmq.outbox.sender.commit_hook import collect, inserted
-from dmq.outbox.sender.decorator import sends_messages
+from dmq.outbox.sender.commit_hook import collect, inserted, sends_messages
 from dmq.outbox.sender.envelope import Result
 from dmq.outbox.sender.message_row import MessageDraft, OutboxMessage, columns_of, groups_text, make_row, parse_row
 from dmq.outbox.sender.relay import Relay, make_owner

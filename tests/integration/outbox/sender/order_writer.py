@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 import dmq
 from dmq.outbox import MessageService
-from dmq.outbox.sender.claims import Claims
+from dmq.outbox.sender.relay import Claims
 from tests.integration.outbox.effects import effect, open_database
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 import dmq
 from dmq.client.client import Client
 from dmq.outbox import Alert, AlertKind, MessageService, Relay
-from dmq.outbox.sender.claims import Blockers, Claims
+from dmq.outbox.sender.relay import Blockers, Claims
 from dmq.testing import TestBroker
 from tests.databases import DatabaseServers
 from tests.integration.outbox.effects import disposed, open_database, until, url_of

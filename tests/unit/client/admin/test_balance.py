@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dmq.client.admin.balance import balanced
+from dmq.client.admin.cluster import balanced
 from dmq.client.admin.reports import Topic, TopicSlot
 from dmq.client.admin.shards import ShardMember, ShardReport
 

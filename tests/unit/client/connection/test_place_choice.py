@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dmq.client.connection.place_choice import ANY, WHEEL_MAX, PlaceChoice, any_shard
-from dmq.client.connection.shard_health import FAILED_MAX, FAILED_MIN, SAMPLES_MIN, SLOW_SECONDS, ShardHealth
+from dmq.client.connection.link import FAILED_MAX, FAILED_MIN, SAMPLES_MIN, SLOW_SECONDS, ShardHealth
+from dmq.client.connection.route_book import ANY, WHEEL_MAX, PlaceChoice, any_shard
 from dmq.model import place_queue, place_shard
 from dmq.protocol.cluster.route import SlotRoute
 

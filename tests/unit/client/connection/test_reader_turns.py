@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from dmq.client.connection.reader_turns import Turns
+from dmq.client.connection.connection import Turns
 from dmq.client.connection.threads import Waiter
 from tests.patience import eventually
 
@@ -111,7 +111,7 @@ def follow(wire: Wire, word: str) -> threading.Thread:
 
 
 def test_a_thread_that_is_back_in_a_moment_reads_on_itself(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dmq.client.connection.reader_turns.WATCH_SECONDS", PATIENCE)
+    monkeypatch.setattr("dmq.client.connection.connection.WATCH_SECONDS", PATIENCE)
     handler = Handler(wire)
     assert wire.is_polled.wait(PATIENCE)
     follow(wire, "third")
@@ -159,7 +159,7 @@ def test_what_is_attended_while_a_handler_runs_is_read(wire: Wire) -> None:
 def test_who_waits_for_an_answer_reads_at_once_while_a_handler_runs(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dmq.client.connection.reader_turns.WATCH_SECONDS", PATIENCE)
+    monkeypatch.setattr("dmq.client.connection.connection.WATCH_SECONDS", PATIENCE)
     handler = Handler(wire)
     assert wire.is_polled.wait(PATIENCE)
     follow(wire, "third")
@@ -175,7 +175,7 @@ def test_who_waits_for_an_answer_reads_at_once_while_a_handler_runs(
 
 
 def test_nothing_is_lent_while_somebody_waits_for_an_answer(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dmq.client.connection.reader_turns.WATCH_SECONDS", PATIENCE)
+    monkeypatch.setattr("dmq.client.connection.connection.WATCH_SECONDS", PATIENCE)
     handler = Handler(wire)
     assert wire.is_polled.wait(PATIENCE)
     wire.thread("asking", lambda: wire.await_word("answer"))

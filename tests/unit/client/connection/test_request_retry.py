@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dmq
-from dmq.client.connection.request_retry import BREAKS_MAX, PAUSE_MAX, PAUSE_MIN, Repeats, is_repeatable
+from dmq.client.connection.failover import BREAKS_MAX, PAUSE_MAX, PAUSE_MIN, Repeats, is_repeatable
 from dmq.protocol import Command, Frame, FrameParser, Header, error_frame, response_head
 from dmq.protocol.admin import TopicCreate, TopicDelete, TopicDescribe
 from dmq.protocol.commands import SPECS, Way

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmq.client.connection.route_book import REFRESH_SECONDS
-from dmq.client.connection.route_keeper import ANSWER_SECONDS, LOST_SECONDS
+from dmq.client.connection.route_book import ANSWER_SECONDS, LOST_SECONDS, REFRESH_SECONDS
 from dmq.client.connection.url import Address
 from dmq.errors import Busy, NotConnected
 from dmq.model import place_of

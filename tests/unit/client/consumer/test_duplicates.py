@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.client.consumer.duplicates import DuplicateWindow, Intervals
+from dmq.client.consumer.leases import DuplicateWindow, Intervals
 
 SPANS = st.tuples(st.integers(0, 60), st.integers(1, 10))
 

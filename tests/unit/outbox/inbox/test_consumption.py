@@ -11,9 +11,8 @@ import pytest
 
 import dmq
 from dmq.model import MessageId
-from dmq.outbox.inbox.consumption import Rollback, consumption_of, cut, result_message, settled
+from dmq.outbox.inbox.consumption import Rollback, Turns, consumption_of, cut, result_message, settled
 from dmq.outbox.inbox.recorder import Earlier
-from dmq.outbox.inbox.sequence_lock import Turns
 from dmq.outbox.sender.envelope import RESULT_TO, SEND_ID, SEQUENCE, make_send_id, unpack_result
 from dmq.outbox.states import BusinessState
 

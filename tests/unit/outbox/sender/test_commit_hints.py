@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dmq.outbox.sender import commit_hints as module
-from dmq.outbox.sender.commit_hints import Hints
+from dmq.outbox.sender import relay as module
+from dmq.outbox.sender.relay import Hints
 from dmq.testing import FakeClock
 
 
