@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmq.errors import Damaged, SequenceConflict, StaleEpoch, StoreClosed, UnknownTopic
-from dmq.model import MessageId, retry_topic_name
+from dmq.model import QUEUES_MAX, MessageId, retry_topic_name
 from dmq.records.block import StoredBlocks
 from dmq.storage.delay.wheel import Delay
 from dmq.storage.file_pool import FilePool, NeedsDisk, Prepared
@@ -24,7 +24,7 @@ from dmq.storage.files import Buffer
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit_writer import Writer
-from dmq.storage.read.reader import Found, Newest, Reader, Slice, TagFilter
+from dmq.storage.read.reader import Found, Newest, QueueEntries, Reader, Slice, TagFilter
 from dmq.storage.read.record_group import Gathered, gather
 from dmq.storage.read.record_origin import IdRun, OriginRun, origin_runs
 from dmq.storage.state.derived import Derived
@@ -321,6 +321,24 @@ class Queries:
                     raise
                 at = max(at + 1, int(error.detail["end"]))
         return at if at < min(end, self.visible) else end
+
+    def queue_keys(self, topic_ids: Iterable[int], count_max: int) -> list[int] | None:
+        """The keys of the queues of some topics that have had messages; None if there are more, or a topic is gone."""
+        state = self.derived.state
+        keys: list[int] = []
+        for topic_id in topic_ids:
+            if topic_id not in state.topics_by_id or len(keys) > count_max:
+                return None
+            keys += [key for queue in range(QUEUES_MAX) if (key := queue_key(topic_id, queue)) in state.next]
+        return keys if len(keys) <= count_max else None
+
+    def entries_behind(self, key: int, journal_offset: int, low: int, count: int) -> QueueEntries:
+        """Where messages of a queue stand from a journal offset on; see `Reader.entries_behind`."""
+        return self.healed(lambda: self._reader.entries_behind(key, journal_offset, low, count))
+
+    def units_between(self, first: int, last: int, max_bytes: int) -> tuple[bytes | memoryview, int]:
+        """Units from the one that holds a record to the one that holds another; see `Reader.units_between`."""
+        return self.healed(lambda: self._reader.units_between(first, last, self.visible, max_bytes))
 
     def offset_since(self, topic: str, queue: int, time_ms: int) -> int:
         """The first offset of a queue stored at or after a time; the next one if there is none."""

@@ -15,7 +15,7 @@ from dmq.broker.delivery.channels import Channels
 from dmq.broker.delivery.group import hashes_of, normalised
 from dmq.broker.journal.disk_reads import Asker
 from dmq.broker.journal.journal import Journal
-from dmq.broker.journal.unit_fetch import fetch_units
+from dmq.broker.journal.topic_fetch import TopicFetch
 from dmq.errors import InvalidRequest, OffsetGone, UnknownTopic, Unsupported
 from dmq.model import MessageId
 from dmq.protocol import read as headers
@@ -58,6 +58,7 @@ class Reader:
         self._writer = journal.writer
         self._reads = journal.reads
         self._arrivals = journal.arrivals
+        self._units = TopicFetch(journal.queries, journal.reads)
         self._channels = channels
         self._runtime = channels.runtime
 
@@ -257,12 +258,7 @@ class Reader:
             at = asked.journal_offset if asked.is_checked else asked.end
             while at < asked.end:
                 at = await self._reads.ask(partial(queries.check_units, at, asked.end))
-            found = await fetch_units(
-                asked,
-                size,
-                queries.visible,
-                lambda offset, room: self._reads.ask(lambda: queries.read_units(offset, room)),
-            )
+            found = await self._units.fetch(asked, size)
             may_wait = asker.is_open and not self._runtime.readiness.is_stopping
             if found.end <= asked.journal_offset and may_wait and self._runtime.clock.now_ms < deadline_ms:
                 return False

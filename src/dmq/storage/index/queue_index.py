@@ -10,6 +10,7 @@ entries in order, without a gap, from the first kept offset to the next one; `fi
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
@@ -36,6 +37,8 @@ FILE_ENTRIES_MAX: Final = 1 << 20
 # So many entries are read at a time, first and later: a reader that asks for a million may be content with a few.
 _PIECE: Final = 4096
 _PIECE_MAX: Final = 16_384
+_NEAR: Final = 512  # entries around a guess
+_GUESSES: Final = 4  # by the place in the journal, before the rest is halved
 _FILE: Final = re.compile(r"(\d{20})\.queue")
 
 
@@ -106,10 +109,39 @@ class QueueIndex:
         """
         at, count = start, _PIECE
         while at < stop:
-            piece = self._piece(key, at, min(stop, at + count))
+            piece = self.piece(key, at, min(stop, at + count))
             at += len(piece.offsets)
             yield piece
             count = min(2 * count, _PIECE_MAX)
+
+    def first_behind(self, key: int, journal_offset: int, among: range, within: range) -> int:
+        """The first offset whose message stands at a journal offset or behind it; the end of `among` if none does.
+
+        Parameters:
+            among: offsets of the queue, all of which there are.
+            within: the range of the journal in which their messages stand. Most queues fill evenly, so that it takes
+                two or three reads.
+
+        Raises:
+            DerivedDamaged: a file does not have what it should.
+        """
+        low, high = among.start, among.stop
+        left, right = within.start, within.stop
+        for attempt in itertools.count():
+            if low >= high:
+                return low
+            part = (journal_offset - left) / max(1, right - left) if attempt < _GUESSES else 0.5
+            guess = low + int(min(max(part, 0.0), 1.0) * (high - low))
+            first = max(low, min(guess - _NEAR // 2, high - _NEAR))
+            piece = self.piece(key, first, min(high, first + _NEAR))
+            behind = int(np.searchsorted(piece.offsets, np.uint64(journal_offset)))
+            if 0 < behind < len(piece.offsets) or (not behind and first == low):
+                return first + behind
+            if behind:
+                low, left = first + behind, int(piece.offsets[-1])
+            else:
+                high, right = first, int(piece.offsets[0])
+        raise AssertionError("unreachable")
 
     def newest(self, key: int, start: int, stop: int) -> list[tuple[int, int]] | None:
         """Journal offsets and lengths of the entries [start, stop); None if they are not the ones taken in last."""
@@ -119,7 +151,12 @@ class QueueIndex:
         i, j = start - tail.first, stop - tail.first
         return [*zip(tail.offsets[i:j], tail.lengths[i:j], strict=True)]
 
-    def _piece(self, key: int, at: int, stop: int) -> Columns:
+    def piece(self, key: int, at: int, stop: int) -> Columns:
+        """The entries [at, stop), at least one, as far as they lie together; the range must exist.
+
+        Raises:
+            DerivedDamaged: a file does not have what it should.
+        """
         active = self._active.get(key)
         if active is not None and at >= active.first:
             return _of_tail(active, at, stop)

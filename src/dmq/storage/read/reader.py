@@ -53,7 +53,7 @@ from dmq.storage.read.record_origin import Identities, IdRun
 from dmq.storage.state.derived import Derived, message_id_of
 from dmq.storage.state.state import Topic, queue_key
 
-__all__ = ["SCAN_MAX", "Found", "Newest", "Reader", "Slice", "TagFilter", "row_of"]
+__all__ = ["SCAN_MAX", "Found", "Newest", "QueueEntries", "Reader", "Slice", "TagFilter", "row_of"]
 
 _WINDOW: Final = 1 << 20
 RAW_UNITS_MAX: Final = 4096  # in one answer: looking at each keeps everybody else waiting
@@ -132,6 +132,15 @@ class Newest(NamedTuple):
     ids: list[IdRun]
 
 
+class QueueEntries(NamedTuple):
+    """Where consecutive messages of a queue stand in the journal; `is_last` if the queue has no more of them."""
+
+    first: int
+    offsets: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    is_last: bool
+
+
 class TagFilter(NamedTuple):
     """Which messages of a queue are read. Different tags may share a hash, so the caller compares the tag itself."""
 
@@ -140,6 +149,7 @@ class TagFilter(NamedTuple):
 
 
 _EMPTY: Final = np.empty(0, np.uint64)
+_NO_PLACES: Final = np.empty(0, np.int64)
 
 
 class Found(NamedTuple):
@@ -552,6 +562,10 @@ class Reader:
             return (raw if end == len(raw) else memoryview(raw)[:end]), offset + end
         return b"", offset
 
+    @property
+    def _extent(self) -> range:
+        return range(self._journal.start, self._journal.end)
+
     def _start_of(self, offset: int, visible: int) -> int:
         """Where the unit starts that an offset lies in; the offset itself if that is none or cannot be told.
 
@@ -627,14 +641,42 @@ class Reader:
         unit = self.derived.lookup.first_unit_since(time_ms, self._journal.start)
         if unit is None:
             return high
-        while low < high:
-            middle = (low + high) // 2
-            columns = next(iter(self.derived.queues.columns(key, middle, middle + 1)))
-            if int(columns.offsets[0]) < unit:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return self.derived.queues.first_behind(key, unit, range(low, high), self._extent)
+
+    def entries_behind(self, key: int, journal_offset: int, low: int, count: int) -> QueueEntries:
+        """Where the messages of a queue stand from a journal offset on, some of them, and maybe a few before it.
+
+        Parameters:
+            low: an offset of the queue that is likely to be just before them; 0 if none is known.
+            count: how many entries to look at.
+        """
+        first, high = self.derived.state.first.get(key, 0), self.derived.state.next.get(key, 0)
+        queues = self.derived.queues
+        at = min(max(first, low), high)
+        found = queues.piece(key, at, min(high, at + count)) if low and at < high else None
+        if found is None or int(found.offsets[-1]) < journal_offset:
+            at = queues.first_behind(key, journal_offset, range(at, high), self._extent)
+            if at == high:
+                return QueueEntries(at, _NO_PLACES, _NO_PLACES, is_last=True)
+            found = queues.piece(key, at, min(high, at + count))
+        offsets, lengths = found.offsets.astype(np.int64), found.lengths.astype(np.int64)
+        return QueueEntries(at, offsets, lengths, is_last=at + len(offsets) >= high)
+
+    def units_between(self, first: int, last: int, visible: int, max_bytes: int) -> tuple[bytes | memoryview, int]:
+        """`raw_units` from the unit that holds the record at `first` to the one that holds the record at `last`.
+
+        There may be fewer, as `raw_units` has it, and some behind them where the index does not say where they end.
+        """
+        lookup = self.derived.lookup
+        start, after = lookup.units_from(last, 0)
+        if first < start:
+            start = lookup.unit_holding(first)
+        size = min(max_bytes, (last + _FIRST_WINDOW if after is None else after) - start)
+        if start + size == after and after <= visible:
+            raw = self._journal.read_available(start, size)
+            if whole_units(raw, start, RAW_UNITS_MAX) == size:
+                return raw, after
+        return self.raw_units(start, visible, size)
 
 
 def _each(lengths: Sequence[int] | npt.NDArray[np.uint32], pieces: Sequence[memoryview]) -> Iterator[memoryview]:

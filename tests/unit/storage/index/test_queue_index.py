@@ -109,6 +109,9 @@ class Bench:
                     rows = zip(columns.offsets.tolist(), columns.lengths.tolist(), columns.tags.tolist(), strict=True)
                     found += rows
                 assert found == self.queues[key][low:high]
+            wanted = self.rng.randint(0, self.offset + 100)
+            behind = next((n for n in range(first, end) if self.queues[key][n][0] >= wanted), end)
+            assert self.index.first_behind(key, wanted, range(first, end), range(self.offset)) == behind
 
 
 steps = st.lists(
