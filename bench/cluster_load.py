@@ -81,7 +81,7 @@ class LoadClient:
 
     def _group(self) -> str:
         self._groups += 1
-        return f"group-{self._groups}"
+        return f"group-{os.getpid()}-{self._groups}"
 
     def pull(self, topic: str, count: int) -> dict[str, float]:
         """Everything that a topic has, by a group of its own."""

@@ -3,14 +3,16 @@
 A program that pulls batch after batch spends its time in turns with the broker: it waits, then the broker does. So once
 it has asked twice for the same and got all of it, or with a filter a good part of it, the next batch is asked for when
 one is handed out, and what was said of the batch before travels with that request. Where the queues of the topic are at
-several brokers, each is asked for a whole batch in turn as long as it has one: a batch costs about as much as its
-requests, however many messages it has. Those that had less are asked meanwhile and may take a while to answer. When
-none has a whole batch, all are asked at once, and what comes after the first answer waits for the next pull.
+several brokers, each is asked for whole batches in turn as long as it has them: a batch costs about as much as its
+requests, however many messages it has. A turn lasts some 50 ms, so that a quick program takes several batches of
+one broker in a row: a broker that works on has code and data at hand that one which was just woken has to fetch. Those
+that had less are asked meanwhile and may take a while to answer. When none has a whole batch, all are asked at once,
+and what comes after the first answer waits for the next pull.
 
 What always holds: what is read ahead and what is in hand is never more than the prefetch; no broker that has messages
-is passed over while others are asked twice; read-ahead messages wait like any others, so they go back untried when the
-consumer pauses, closes or does not get on, and are dropped by a seek; their leases run from when they were asked for.
-Ordered groups and those with `parallel` read nothing ahead.
+is passed over while others have a second turn; read-ahead messages wait like any others, so they go back untried when
+the consumer pauses, closes or does not get on, and are dropped by a seek; their leases run from when they were asked
+for. Ordered groups and those with `parallel` read nothing ahead.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ _AT_ONCE: Final = 0.0
 _UNEVEN: Final = 4
 _SMALL: Final = 4  # those that had no whole batch are asked for so small a part of an even one while others have
 _WAIT_MAX: Final = 1_000_000.0
+# While a program pulls as fast as it can, each of several brokers has one turn in so long; a slow one asks each twice.
+_ROUND_SECONDS: Final = 0.15
 # Several brokers are asked at once for so long at a time, so that one that comes back meanwhile is asked too.
 _ALL_SECONDS: Final = 1.0
 TURN_SECONDS: Final = 0.05
@@ -80,6 +84,8 @@ class Puller(Generic[P]):
         self._refusals: dict[Subscription[P], DMQError] = {}
         self._turn = 0
         self._turns: dict[Subscription[P], int] = {}  # when they were asked for a whole batch
+        self._stay: Subscription[P] | None = None  # with the broker whose turn it is
+        self._stay_until = 0.0
 
     def is_under_way(self) -> bool:
         """Whether a broker is asked for what waits for the next pull."""
@@ -143,7 +149,7 @@ class Puller(Generic[P]):
         return found[at:] + found[:at]
 
     def rich(self) -> list[Subscription[P]]:
-        """With the brokers of several that may have a whole batch, the one first that was asked longest ago."""
+        """With the brokers of several that may have a whole batch: whose turn it is, then whose was longest ago."""
         if not self.has_stock or not self._subscriptions.is_divided:
             return []
         poor, under_way = self._poor, self._under_way
@@ -152,7 +158,10 @@ class Puller(Generic[P]):
             for one in self._subscriptions
             if one not in poor and one not in under_way and one.pool.current() is not None
         ]
-        return sorted(found, key=lambda one: self._turns.get(one, 0))
+        found.sort(key=lambda one: self._turns.get(one, 0))
+        if self._stay in found and self._core.now() < self._stay_until:
+            found.insert(0, found.pop(found.index(self._stay)))
+        return found
 
     def got(self, one: Subscription[P], asked: int, count: int) -> None:
         """A broker was asked for so many messages, and had so many."""
@@ -160,8 +169,11 @@ class Puller(Generic[P]):
         self._turns[one] = self._turn
         if count < self._enough(asked):
             self._poor.add(one)
-        else:
-            self._poor.discard(one)
+            return
+        self._poor.discard(one)
+        if one is not self._stay:
+            seconds = _ROUND_SECONDS / len([*self._subscriptions])
+            self._stay, self._stay_until = one, self._core.now() + seconds
 
     def _enough(self, asked: int) -> int:
         """How many messages are a whole batch: what a filter lets through comes as the broker finds it in one look."""

@@ -467,7 +467,9 @@ class Term:
     async def _keep(self) -> None:
         """Keep `/leader` and the set; for ever."""
         while True:
-            await self._view.wait(_TICK_SECONDS)
+            record = self._view.record
+            is_alone = record is not None and len(record.members) == 1  # then nothing but `/leader` falls due
+            await self._view.wait(_RENEW_SECONDS if is_alone else _TICK_SECONDS)
             await self._keep_once()
 
     async def _try(self, step: Callable[[], Awaitable[None]]) -> None:

@@ -137,6 +137,11 @@ class Fragment:
         self._aside: list[_Columns] = []  # columns that a freeze gave out: nothing is added to them any more
         self._far = _Columns()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has nothing, here or elsewhere, as far as was looked."""
+        return not self.near and self.bound is _NOTHING_ELSEWHERE
+
     def add(self, dues: Any, offsets: Any, lengths: Any) -> None:
         """Entries of a batch; columns are lists or arrays."""
         if isinstance(offsets, np.ndarray) and len(offsets) + len(self.near) > LOAD:

@@ -93,6 +93,8 @@ class Wheel:
         taken: list[Delay] = []
         for number in range(len(self._fragments)) if fragments is None else fragments:
             mine = self._fragments[number]
+            if mine.is_empty:
+                continue
             while len(taken) < limit:
                 if not mine.near and not self._load(number):
                     break

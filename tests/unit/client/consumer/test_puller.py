@@ -270,8 +270,12 @@ class PullShards(FakeConsumer):
             link.together.clear()
         return found
 
-    def pull(self, ask: Ask, *had: int) -> list[int]:
-        """A pull that asks in turn for whole batches: how many messages each shard has that is asked; the batch's."""
+    def pull(self, ask: Ask, *had: int, after: float = 0.1) -> list[int]:
+        """A pull that asks in turn for whole batches: how many messages each shard has that is asked; the batch's.
+
+        Parameters:
+            after: so many seconds pass before more is asked for; by default longer than the turn of a shard.
+        """
         parts = self.puller.from_stock(ask)
         for one, count in zip(self.puller.rich() if not parts else (), had, strict=False):
             number = next(self._numbers)
@@ -282,6 +286,7 @@ class PullShards(FakeConsumer):
                 break
         batch = Batch(ReceivedMessage, parts)
         brokers = [delivery.broker for delivery, indexes in parts for _ in indexes]
+        self.clock.advance(after)
         self.puller.read_ahead(ask, len(batch))
         batch.ack()
         return brokers
@@ -305,6 +310,32 @@ def test_each_of_several_brokers_gives_a_whole_batch_in_turn() -> None:
     pulls.arrive(0, 2)
     assert pulls.pull(TWO) == [0, 0]
     assert pulls.asked == [[], [(2, 0)], []]
+
+
+def test_a_quick_program_takes_several_batches_of_one_broker_before_it_goes_to_the_next() -> None:
+    pulls = PullShards()
+    assert [pulls.pull(TWO, 2, after=0.01), pulls.pull(TWO, 2, after=0.01)] == [[0, 0], [0, 0]]
+    found = []
+    for _ in range(30):
+        (shard,) = (number for number, asked in enumerate(pulls.asked) if asked)
+        found.append(shard)
+        pulls.arrive(shard, 2)
+        assert pulls.pull(TWO, after=0.01) == [shard, shard]
+    turns = [(shard, len([*group])) for shard, group in itertools.groupby(found)]
+    assert [shard for shard, _ in turns[:6]] == [0, 1, 2, 0, 1, 2]
+    assert {count for _, count in turns[1:-1]} == {5}, "each has the same share of a round"
+
+
+def test_a_broker_that_was_the_only_one_with_whole_batches_has_no_further_turn_before_the_others() -> None:
+    pulls = PullShards(2, prefetch=24)
+    assert pulls.pull(Ask(4), 0, 4) == [1] * 4
+    assert pulls.pull(Ask(4), 4) == [1] * 4
+    pulls.arrive(1, 4)
+    assert pulls.asked[0] == [(3, 1000)]
+    pulls.arrive(0, 3)  # it has messages again
+    assert len(pulls.pull(Ask(4), after=0.001)) == 4
+    assert len(pulls.pull(Ask(4), after=0.001)) == 3
+    assert pulls.pull(Ask(4), 4, after=0.001) == [0] * 4
 
 
 def test_what_is_said_of_a_batch_leaves_with_the_next_request_to_its_own_broker() -> None:
