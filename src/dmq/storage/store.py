@@ -191,6 +191,7 @@ class MessageStore:
         self._writer = Writer(
             self._journal, self._derived, self._reader.cache, self.settings, clock=self._clock, begin=begin
         )
+        self.visibility = self._writer.visibility
         self.queries = Queries(
             self._pool,
             self._journal,

@@ -1,9 +1,9 @@
 """From the store to consumers: who consumes what, what goes out next, and what becomes of it.
 
-In reading order: `client` (subscribe, pull, settle: the door), `channels` (all channels: pumped, ticked, forgotten),
-`channel` (one group at one topic), `group` (its members and whose turn it is), `cursor` (which offsets are next, out or
-settled), `lease` (what is out, and what goes out again), `dequeue_log` (the events of a cursor), `bitmap` (sets of
-offsets), `queue_selection` (which queue is next), `waiters` (sinks, pulls, watches for an ack), `doomed` (messages that
-must not go out), `origin` (records where they stand), `rebalance` (members that divide the queues), `groups` (what an
-operator sees and does), `reader` (reading without consuming).
+In reading order: `client` (subscribe, pull, settle: the door), `channels` (all channels: pumped, ticked, forgotten, and
+divided by their members), `channel` (one group at one topic), `group` (its members and whose turn it is, and which
+queue is next), `cursor` (which offsets are next, out or settled), `lease` (what is out, and what goes out again, as
+sets of offsets), `dequeue_log` (the events of a cursor), `waiters` (sinks, pulls, watches for an ack), `doomed`
+(messages that must not go out), `origin` (records where they stand), `groups` (what an operator sees and does),
+`reader` (reading without consuming).
 """

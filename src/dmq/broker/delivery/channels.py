@@ -4,6 +4,15 @@ What always holds: there is one channel for a topic and a group, and it is of th
 with something to hand out is pumped in this turn of the loop or the next; a broker that is drained or stopping hands
 nothing out; a client that is doubted or silent is looked at with every tick, before leases end; a channel that is idle
 for a minute is forgotten, since the store has all there is to know of it.
+
+Rebalance: members that divide the queues of a topic among themselves are told who they are (R-08).
+
+Each computes its share by the strategy all of them have, and says which queues it takes. Until two that heard of a
+change at different times agree, a queue may have two takers or none; two do no harm, since a message is leased to one
+of them, and none lasts no longer than the news is on its way.
+
+What always holds: after the last of some changes every member is told; changes that come together are told together, so
+that many members that start at once do not hear of each one.
 """
 
 from __future__ import annotations
@@ -16,9 +25,8 @@ from typing import Final
 from dmq.broker.catalog.catalog import Catalog
 from dmq.broker.delivery.channel import RETRY, Channel, ChannelParts, FailureMover, Traffic
 from dmq.broker.delivery.cursor import LeaseNumbers
-from dmq.broker.delivery.group import BroadcastCursors, Group, Member, Pulse, kept_subscription
+from dmq.broker.delivery.group import BroadcastCursors, Group, Member, MemberState, Pulse, kept_subscription
 from dmq.broker.delivery.lease import Tally
-from dmq.broker.delivery.rebalance import Rebalance
 from dmq.broker.journal.journal import Journal
 from dmq.broker.runtime.histogram import Histogram
 from dmq.broker.runtime.runtime import Runtime
@@ -26,6 +34,7 @@ from dmq.errors import DMQError
 from dmq.event_log import EventLog
 from dmq.model import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_PREFIX, retry_topic_name, retry_topic_parts
 from dmq.protocol.consume import Point, PointKind
+from dmq.protocol.header import LIST_MAX
 from dmq.settings import BrokerSettings
 from dmq.storage.state.events import PositionDropped
 from dmq.storage.state.state import Topic
@@ -353,3 +362,35 @@ class Channels:
         now_ms = self.runtime.clock.now_ms
         for channel in self.open.values():
             self.writer.write_soon(channel.take_skipped(now_ms))
+
+
+_TOGETHER_SECONDS: Final = 0.02
+_REBALANCE_SECONDS: Final = 0.2  # for one that does not read: what waits for it must not pile up
+
+
+class Rebalance:
+    """The news of all groups of one broker; made on the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._changed: set[Channel] = set()
+
+    def changed(self, channel: Channel, seconds: float = _TOGETHER_SECONDS) -> None:
+        """A member came or went, or the topic has more queues; nothing if the broker shares out its messages."""
+        subscription = channel.group.subscription
+        if subscription is None or not subscription.strategy:
+            return
+        if not self._changed:
+            self._loop.call_later(seconds, self._tell)
+        self._changed.add(channel)
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, set()
+        for channel in changed:
+            members = channel.group.members.values()
+            names = sorted(member.name for member in members if member.state is MemberState.ACTIVE)[:LIST_MAX]
+            for subscriber in channel.subscribers.values():
+                if not subscriber.sink.is_ready:
+                    self.changed(channel, _REBALANCE_SECONDS)
+                else:
+                    subscriber.sink.tell_members(channel.topic.config.queues, names)

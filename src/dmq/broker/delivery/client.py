@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 
 from dmq.broker.delivery.channel import Channel
 from dmq.broker.delivery.channels import Channels
-from dmq.broker.delivery.group import Member, Pulse, Subscription, Voice, group_of, must_keep, normalised
-from dmq.broker.delivery.queue_selection import with_retries
+from dmq.broker.delivery.group import Member, Pulse, Subscription, Voice, group_of, must_keep, normalised, with_retries
 from dmq.broker.delivery.waiters import Demand, Handed, Sink, Subscriber, WaitingPull
 from dmq.errors import (
     BrokerStopping,

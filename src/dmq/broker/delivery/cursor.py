@@ -37,9 +37,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from dmq.broker.delivery.bitmap import Ranges, full, mask_of_offsets, mask_of_ranges
 from dmq.broker.delivery.dequeue_log import FILTERED, CursorKey, DequeueLog
-from dmq.broker.delivery.lease import Held, Holder, Lease, LeaseTable, Redelivery, RedeliveryList, Tally, redelivery
+from dmq.broker.delivery.lease import (
+    Held,
+    Holder,
+    Lease,
+    LeaseTable,
+    Ranges,
+    Redelivery,
+    RedeliveryList,
+    Tally,
+    full,
+    mask_of_offsets,
+    mask_of_ranges,
+    redelivery,
+)
 from dmq.errors import LeaseLost
 from dmq.offset_runs import mask_runs
 from dmq.storage.state.events import Outcome, Settled

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dmq.broker.delivery.bitmap import pieces
-from dmq.broker.delivery.lease import Lease
+from dmq.broker.delivery.lease import Lease, pieces
 from dmq.storage.state.events import Outcome, Settled
 
 __all__ = ["FILTERED", "GONE", "CursorKey", "DequeueLog"]

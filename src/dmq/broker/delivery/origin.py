@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from dmq.broker.delivery.bitmap import Ranges
+from dmq.broker.delivery.lease import Ranges
 from dmq.errors import Damaged, OffsetGone
 from dmq.records import RecordView, layout, stand_in
 from dmq.records.copy import Failed, read_failed

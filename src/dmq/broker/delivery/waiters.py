@@ -17,9 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dmq.broker.delivery.bitmap import full
 from dmq.broker.delivery.group import Member
-from dmq.broker.delivery.lease import Lease
+from dmq.broker.delivery.lease import Lease, full
 from dmq.errors import Busy, DMQError
 from dmq.storage.files import Buffer
 from dmq.storage.read.record_origin import IdRun

@@ -16,12 +16,16 @@ __all__ = ["Arrivals"]
 
 
 class Arrivals:
-    """The callers that wait for one journal."""
+    """The callers that wait for one journal.
+
+    Attributes:
+        waiting: one for each that waits now.
+    """
 
     def __init__(self, waiting_max: int) -> None:
         self._waiting_max = waiting_max
         self._count = 0
-        self._waiting: list[asyncio.Future[None]] = []
+        self.waiting: list[asyncio.Future[None]] = []
 
     @contextlib.contextmanager
     def waits(self) -> Iterator[None]:
@@ -41,18 +45,14 @@ class Arrivals:
     async def more(self) -> None:
         """Wait until more has become visible, or some time has passed."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiting)
+        self.waiting.append(waiting)
         await waiting
-
-    @property
-    def has_any(self) -> bool:
-        return bool(self._waiting)
 
     def wake(self) -> None:
         """Have all look again."""
-        if not self._waiting:
+        if not self.waiting:
             return
-        woken, self._waiting = self._waiting, []
+        woken, self.waiting = self.waiting, []
         for waiting in woken:
             if not waiting.done():
                 waiting.set_result(None)

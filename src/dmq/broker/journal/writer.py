@@ -210,6 +210,7 @@ class JournalWriter:
         self._waiting_bytes_max = waiting_bytes_max
         self._outbox = outbox
         self._arrivals = arrivals
+        self._visibility = store.visibility
         self.on_visible: Callable[[set[tuple[str, int]]], None] = _ignore
         self.is_heard: Callable[[str], bool] = bool
         self.on_failed: Callable[[DMQError], None] = _ignore
@@ -317,7 +318,7 @@ class JournalWriter:
         """A message was written without a turn: answer, and serve those who wait for what is in its queue now."""
         probe = self.probe
         probe.turns += 1
-        if not self.is_heard(touched[0]) and not self._arrivals.has_any:
+        if not self.is_heard(touched[0]) and not self._arrivals.waiting:
             connection.send_now(answer)
         else:
             self._outbox.hold()
@@ -589,7 +590,7 @@ class JournalWriter:
 
     def _advance(self) -> None:
         """Answer everything that is visible by now."""
-        visible = self.store.queries.visible
+        visible = self._visibility.visible
         waiting = self._waiting
         touched: set[tuple[str, int]] = set()
         # A resend's first copy may be visible long since, so order is by arrival, and the first that waits stops all
@@ -605,7 +606,8 @@ class JournalWriter:
         if end and end <= visible:
             self.probe.answered(self._clock.monotonic())
         if touched:
-            self._arrivals.wake()
+            if self._arrivals.waiting:
+                self._arrivals.wake()
             self.on_visible(touched)
         if not (waiting or self._submitted or self._lazy) and self.straight.is_empty:
             self._idle.set()

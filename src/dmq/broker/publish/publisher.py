@@ -8,6 +8,11 @@ What always holds: a request that `publish` took is answered once, by `done`; on
 messages come only from a named producer, to a queue it names, so that a batch that comes again is known. Only plain
 messages become dead letters for being refused: a delayed one has a due time, a half message a transaction, which a dead
 letter has not, and a replay is tried again by the one who runs it.
+
+How far producers have come, so that one that begins again can skip what is stored.
+
+What always holds: a state that is not flushed is not told: a producer that skips it would be sure of messages that a
+power cut can take.
 """
 
 from __future__ import annotations
@@ -25,7 +30,6 @@ from dmq.broker.delivery.waiters import ConsumedWatch
 from dmq.broker.journal.journal import Journal
 from dmq.broker.journal.shard_writer import unanswered
 from dmq.broker.journal.writer import Submission
-from dmq.broker.publish.producer_states import states_of
 from dmq.broker.publish.rate_limits import RateLimits
 from dmq.broker.schedule.delays import Delays, schedule_queue
 from dmq.broker.schedule.transactions import Transactions
@@ -41,7 +45,7 @@ from dmq.errors import (
 )
 from dmq.model import HALF_TOPIC, RESULT_PREFIX, SCHEDULE_TOPIC, SYSTEM_PREFIX, Durability, MessageId, check_name
 from dmq.protocol.batch import Batch as PackedBatch
-from dmq.protocol.produce import Produce, ProduceFlag, ProducerState, ProducerStates
+from dmq.protocol.produce import Produce, ProduceFlag, ProducerState, ProducerStates, QueueSequence
 from dmq.records import DeadReason, RecordView
 from dmq.records.attributes import ANY_QUEUE
 from dmq.records.check import BatchRules, batch_rules, check_batch
@@ -50,10 +54,11 @@ from dmq.records.replay import ids_of_replayed, merged_hashes
 from dmq.storage.journal.unit import NO_ADDRESS
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.journal.unit_writer import Lone
+from dmq.storage.queries import Queries
 from dmq.storage.state.events import Event
 from dmq.storage.state.state import Topic
 
-__all__ = ["BATCH_BYTES", "PublishRequest", "Published", "Publisher"]
+__all__ = ["BATCH_BYTES", "PublishRequest", "Published", "Publisher", "states_of"]
 
 Published = Callable[["PublishRequest", Placement | None, DMQError | None], None]
 
@@ -529,3 +534,25 @@ def _switched_off(topic: Topic) -> NotAllowed:
         f"'dmq topic update {topic.name} --produce' does",
         topic=topic.name,
     )
+
+
+_AGAIN_MS: Final = 20
+
+
+def states_of(queries: Queries, topic: Topic, asked: ProducerStates) -> list[ProducerState]:
+    """The states of those producers that have written to a topic.
+
+    Raises:
+        Busy: what they wrote is being flushed.
+    """
+    states = []
+    for producer_id in asked.producer_ids:
+        epoch = queries.producer_epoch(producer_id)
+        if epoch is None:
+            continue
+        places = queries.producer_places(producer_id, topic)
+        if any(place.unit_end > queries.flushed for place in places.values()):
+            raise Busy("what the producer wrote is being flushed: ask again in a moment", retry_after_ms=_AGAIN_MS)
+        queues = [QueueSequence(queue, place.first_sequence + place.count) for queue, place in sorted(places.items())]
+        states.append(ProducerState(producer_id, epoch, queues))
+    return states

@@ -1,7 +1,7 @@
 """The mover: messages that leave their queue without having been consumed, for a retry or for the dead letters.
 
 The one place that makes such units: the event that settles a message where it was and the copy that goes on are written
-together, so a message is never lost and never in two places (see `load`).
+together, so a message is never lost and never in two places (see `Load`).
 
 Where a message goes (J-05, R-13):
 
@@ -14,37 +14,52 @@ Where a message goes (J-05, R-13):
 
 What always holds: a message that is being moved is neither out nor settled until its unit is visible; if the unit
 cannot be written, the message is handed out again.
+
+Loads: what is moved in one turn of the loop, gathered into as few units as it fits.
+
+Everything that fails in one turn, of all groups, shares a unit: the events that settle messages where they were, and
+the copies that go on. The topics they go to are made first where they are missing.
+
+What always holds: a load is written whole, or none of it; each move of it is concluded once, when its unit is visible
+or when it could not be written.
+
+Copy batches: copies of records that are moved, gathered as a batch for the queue they go to.
+
+What always holds: a batch has a hash for the id of every copy and for every key, so that a message is found wherever it
+went.
 """
 
 from __future__ import annotations
 
+import asyncio
+import zlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 
 from dmq.broker.catalog.catalog import Catalog
-from dmq.broker.delivery.bitmap import Ranges, mask_of_ranges
 from dmq.broker.delivery.channel import Channel, Failure
 from dmq.broker.delivery.cursor import Cursor
 from dmq.broker.delivery.doomed import Doomed, is_exhausted
 from dmq.broker.delivery.group import group_of
-from dmq.broker.delivery.lease import Lease
+from dmq.broker.delivery.lease import Lease, Ranges, Redelivery, mask_of_ranges
 from dmq.broker.delivery.origin import Origin, corrupt_origin, read_origins
 from dmq.broker.journal.journal import Journal
-from dmq.broker.retry.copy_batch import CopyBatch
-from dmq.broker.retry.load import Load, Loads, Move
 from dmq.broker.retry.policy import RETRY_TABLE, parse_retry_table, wait_ms
 from dmq.broker.runtime.runtime import Runtime
-from dmq.errors import InvalidSettings, RecordCorrupt
+from dmq.errors import Busy, DMQError, InvalidSettings, RecordCorrupt
 from dmq.event_log import EventLog
 from dmq.model import DRAIN_GROUP, SCHEDULE_TOPIC, Durability, TopicConfig, dead_letter_topic_name, retry_topic_name
 from dmq.offset_runs import mask_runs, offset_runs
 from dmq.records import DeadReason, find_corrupt
 from dmq.records.attributes import Attributes
-from dmq.records.copy import CopyPlan
+from dmq.records.copy import CopyPlan, copy_record
+from dmq.records.hashes import id_hashes
 from dmq.records.move import STORED_DAMAGED
-from dmq.storage.state.events import Outcome
+from dmq.storage.journal.unit_draft import Batch
+from dmq.storage.state.events import Event, Outcome, Settled
 
 __all__ = ["Mover"]
 
@@ -311,3 +326,160 @@ def _checked(origin: Origin) -> Origin:
     if not why or origin.corrupt:
         return origin
     return corrupt_origin(origin.offset, raw, origin.message_id, why, is_retry=bool(origin.failed.attempts))
+
+
+_AGAIN_MS: Final = 1000
+_UNIT_BYTES: Final = 1 << 20
+
+
+class Move(NamedTuple):
+    """What was set aside of one queue until its unit is visible."""
+
+    channel: Channel
+    key: int
+    cursor: Cursor
+    entry: Redelivery
+    messages: int
+    is_dead: bool
+
+
+class Load:
+    """One unit to be."""
+
+    def __init__(self) -> None:
+        self.events: list[Settled] = []
+        self.copies: dict[tuple[str, int], CopyBatch] = {}
+        self.topics: dict[str, TopicConfig] = {}
+        self.moves: list[Move] = []
+        self.size = 0
+
+    def batch_for(self, topic: str, queue: int) -> CopyBatch:
+        """The copies that go to a queue."""
+        found = self.copies.get((topic, queue))
+        if found is None:
+            found = self.copies[topic, queue] = CopyBatch(topic, queue)
+        return found
+
+
+class Loads:
+    """The loads of one broker, one for each durability."""
+
+    def __init__(self, journal: Journal, runtime: Runtime, catalog: Catalog) -> None:
+        self._store = journal.store
+        self._writer = journal.writer
+        self._runtime = runtime
+        self._catalog = catalog
+        self._loads: dict[Durability, Load] = {}
+        self.fragment = 0
+        """Which fragment of the schedule delayed copies go to; another one for each load."""
+        self._loop = asyncio.get_running_loop()
+
+    def load(self, durability: Durability) -> Load:
+        """The unit that is being gathered; written at the end of this turn of the loop, or when it is full."""
+        load = self._loads.get(durability)
+        if load is not None and load.size >= _UNIT_BYTES:
+            self._send(durability)
+            load = None
+        if load is None:
+            if not self._loads:
+                self._loop.call_soon(self.flush)
+            load = self._loads[durability] = Load()
+            self.fragment = (self.fragment + 1) % self._store.settings.fragment
+        return load
+
+    def flush(self) -> None:
+        """Hand what was gathered to the writer."""
+        for durability in [*self._loads]:
+            self._send(durability)
+
+    def _send(self, durability: Durability) -> None:
+        load = self._loads.pop(durability)
+        missing = {name: config for name, config in load.topics.items() if self._catalog.lacks(name, config)}
+        if missing:
+            self._runtime.tasks.run(self._create(load, durability, missing), lambda error: self._failed(load, error))
+        else:
+            self._write(load, durability)
+
+    async def _create(self, load: Load, durability: Durability, missing: dict[str, TopicConfig]) -> None:
+        for name, config in missing.items():
+            await self._catalog.see_to_topic(name, config)
+        self._write(load, durability)
+
+    def _write(self, load: Load, durability: Durability) -> None:
+        items: list[Batch | Event] = [*load.events, *(batch.batch() for batch in load.copies.values())]
+        try:
+            self._writer.submit(
+                items, durability, lambda _, error: self._written(load, error), size=load.size, atomic=True
+            )
+        except Busy as error:
+            self._written(load, error)
+
+    def _failed(self, load: Load, error: BaseException) -> None:
+        self._written(load, error if isinstance(error, DMQError) else DMQError(str(error)))
+
+    def _written(self, load: Load, error: DMQError | None) -> None:
+        now_ms = self._runtime.clock.now_ms
+        if error is not None:
+            tell = log.info if error.retriable else log.error
+            tell("messages could not be moved", once_for=(), count=len(load.moves), error=error)
+        for move in load.moves:
+            channel = move.channel
+            move.cursor.conclude(move.entry, now_ms, None if error is None else now_ms + _AGAIN_MS)
+            if error is None:
+                if move.is_dead:
+                    channel.count_moved(move.messages, is_dead=True)
+                else:
+                    channel.count_moved(move.messages, is_dead=False)
+            channel.selection.mark(move.key)
+            channel.pump_soon()
+
+
+class CopyBatch:
+    """Copies for one queue, on their way into a unit."""
+
+    def __init__(self, topic: str, queue: int) -> None:
+        self._topic = topic
+        self._queue = queue
+        self._records: list[bytes] = []
+        self._ids: list[bytes] = []
+        self._keys: list[tuple[int, bytes]] = []
+        self._dues: list[int] = []
+        self._is_expiring = False
+
+    def add(self, origin: Origin, plan: CopyPlan, attempt: int, due_ms: int | None, expires_at_ms: int | None) -> int:
+        """Add a copy; returns its size."""
+        copied = copy_record(origin.failed, plan, origin.message_id, attempt, expires_at_ms=expires_at_ms)
+        if copied.key is not None:
+            self._keys.append((len(self._records), copied.key))
+        self._records.append(copied.record)
+        self._ids.append(copied.message_id)
+        if due_ms is not None:
+            self._dues.append(due_ms)
+        if expires_at_ms is not None or origin.failed.expires_at_ms is not None:
+            self._is_expiring = True
+        return len(copied.record)
+
+    def batch(self) -> Batch:
+        """All of them as one batch of moved records."""
+        pairs = np.frombuffer(b"".join(self._ids), ">u8").reshape(-1, 2).astype(np.uint64)
+        hashes = np.empty(len(pairs) + len(self._keys), np.uint64)
+        producers = pairs[:, 0]
+        for producer in np.unique(producers).tolist():
+            mine = np.flatnonzero(producers == np.uint64(producer))
+            hashes[mine] = id_hashes(producer, pairs[mine, 1])
+        hashes[len(pairs) :] = [crc32c(key) << 32 | zlib.crc32(key) or 1 for _, key in self._keys]
+        index = np.empty(len(hashes), np.uint32)
+        index[: len(pairs)] = np.arange(len(pairs), dtype=np.uint32)
+        index[len(pairs) :] = [at for at, _ in self._keys]
+        order = np.argsort(index, kind="stable")
+        return Batch(
+            topic=self._topic,
+            queue=self._queue,
+            data=b"".join(self._records),
+            lengths=np.fromiter(map(len, self._records), np.uint32, len(self._records)),
+            hash_index=index[order],
+            hashes=hashes[order],
+            dues=self._dues,
+            moved=True,
+            expiring=self._is_expiring,
+        )

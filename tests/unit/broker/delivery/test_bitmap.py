@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.broker.delivery.bitmap import PIECE_MAX, lowest, mask_of_offsets, mask_of_ranges, pieces
+from dmq.broker.delivery.lease import PIECE_MAX, lowest, mask_of_offsets, mask_of_ranges, pieces
 from dmq.offset_runs import bitmap_runs, mask_runs
 
 sets = st.sets(st.integers(0, 60)) | st.sets(st.integers(0, 12_000)) | st.builds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dmq.broker.delivery.queue_selection import RETRY_QUEUES, QueueSelection, with_retries
+from dmq.broker.delivery.group import RETRY_QUEUES, QueueSelection, with_retries
 
 
 def marked(*queues: int, by_priority: bool = False) -> QueueSelection:

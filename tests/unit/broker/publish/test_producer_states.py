@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.broker.publish.producer_states import states_of
+from dmq.broker.publish.publisher import states_of
 from dmq.errors import Busy
 from dmq.model import Message
 from dmq.protocol.produce import ProducerState, ProducerStates
