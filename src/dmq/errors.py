@@ -444,7 +444,8 @@ class StoreClosed(StorageError):
 
 
 class StoreFailed(StorageError):
-    """A flush failed, so what the disk holds is unknown; the store takes no more writes until it is opened again."""
+    """A flush failed, so what the disk holds is unknown, or the journal was removed while it was in use; the store
+    takes no more writes until it is opened again."""
 
     code = "STORE_FAILED"
 

@@ -61,7 +61,7 @@ class DiskSpace:
         """Look at the disk, and go on or stop refusing accordingly. Costs a few microseconds."""
         try:
             self.usage = usage = self._files.disk_usage()
-        except StorageError as error:
+        except (StorageError, FileNotFoundError) as error:
             log.error("the disk cannot be asked how full it is", once_for=(), error=error)
             return
         mark = self._settings.disk_refuse

@@ -211,9 +211,18 @@ class MessageStore:
             raise StoreClosed("the store is closed: open it again")
         self._journal.check()
 
+    def look(self) -> None:
+        """See to the disk: how full it is, and whether the journal is still there. Costs some microseconds.
+
+        Raises:
+            StoreFailed: the journal is gone; the store takes no more writes.
+        """
+        self._journal.look()
+        self.space.look()
+
     @property
     def has_failed(self) -> bool:
-        """Whether a flush failed, so that nothing is written any more."""
+        """Whether a flush failed or the journal is gone, so that nothing is written any more."""
         return self._journal.failure is not None
 
     def stats(self) -> dict[str, Any]:

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+import dmq
 from dmq.errors import DiskFull, OffsetGone, StoreFailed
 from dmq.model import Durability
 from dmq.settings import StoreSettings
 from dmq.storage.files import OsFiles
 from dmq.storage.store import MessageStore
 from dmq.testing import FakeClock, MemoryFiles
+from dmq.testing.processes import BrokerProcess
 from tests.integration.broker.directories import SETTINGS, batch, bodies, fill, make, open_again, run
+from tests.patience import PATIENCE_S
 
 # --- a full disk ------------------------------------------------------------------------------------------------------
 
@@ -261,3 +264,22 @@ def test_a_failed_flush_stops_the_store_and_the_next_start_has_what_was_acknowle
     assert bodies(store) == sent
     store.close()
     assert open_again(files.kill())[: len(sent)] == sent
+
+
+# --- a directory that goes away ---------------------------------------------------------------------------------------
+
+
+def test_a_broker_whose_directory_was_moved_away_stops_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    """A cleaner of temporary files, or `rm -rf` in the wrong place: nothing may be acknowledged into nowhere."""
+    folder, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    broker = BrokerProcess(folder, ["--set=broker.auto_create=true"]).start()
+    with dmq.connect(broker.url, app="shop", timeout=5) as client, client.producer(timeout=5) as producer:
+        producer.send("orders", b"before")
+        folder.rename(elsewhere)
+        assert broker.ended(PATIENCE_S) == 1
+        with pytest.raises(dmq.DMQError):
+            producer.send("orders", b"into nowhere")
+    assert f"{folder}/journal/00000000000000000000.journal was removed or moved while it was in use" in broker.log
+    elsewhere.rename(folder)
+    with BrokerProcess(folder) as again, dmq.connect(again.url, app="shop") as client:
+        assert [message.body for message in client.admin.peek("orders")] == [b"before"]

@@ -26,7 +26,7 @@ from dmq.broker.journal.arrivals import Arrivals
 from dmq.broker.journal.disk_threads import DiskThreads
 from dmq.broker.runtime.histogram import Histogram
 from dmq.clock import Clock
-from dmq.errors import BrokerStopping, Busy, DiskFull, DMQError, NotConnected, NotLeader, StorageError
+from dmq.errors import BrokerStopping, Busy, DiskFull, DMQError, NotConnected, NotLeader, StorageError, StoreFailed
 from dmq.event_log import EventLog
 from dmq.model import Durability
 from dmq.net.connection import WriteCoalescer
@@ -572,7 +572,11 @@ class JournalWriter:
 
     def _look(self, now: float) -> None:
         self._looked_at = now
-        self.store.space.look()
+        try:
+            self.store.look()
+        except StoreFailed as error:
+            self._give_up(error)
+            return
         if self._unwritten and not self._failed:
             self._write_unwritten()
         if self.store.space.is_crowded and not self._was_crowded:

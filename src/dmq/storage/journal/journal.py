@@ -178,8 +178,28 @@ class Journal:
         self.failure = failure
         return failure
 
+    def look(self) -> None:
+        """See that the file which takes the next unit still has its name.
+
+        Raises:
+            StoreFailed: it was removed or moved: what is written there is gone with this process.
+        """
+        self.check()
+        path = self.segments[-1].path
+        try:
+            self.files.size(path)
+        except FileNotFoundError:
+            self.failure = StoreFailed(
+                f"{self.files.describe(path)} was removed or moved while it was in use, so nothing more is "
+                "acknowledged: put the directory back where it was, or restore it from a replica or a backup, then "
+                "start again"
+            )
+            raise self.failure from None
+        except StorageError:
+            return  # the next write or flush tells
+
     def check(self) -> None:
-        """Raises StoreFailed if a flush has failed before."""
+        """Raises StoreFailed if a flush has failed before, or the file is gone."""
         if self.failure is not None:
             raise self.failure
 
