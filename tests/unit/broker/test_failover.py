@@ -10,7 +10,7 @@ import pytest
 from dmq.deadletters.letter import LetterFilter
 from dmq.errors import DatabaseDown, LeaseLost
 from dmq.model import Durability
-from dmq.protocol import Command, Kind, Status, decode_request, decode_response, request_head
+from dmq.protocol import Command, Kind, Status, decode_request, decode_response, one_way_head, request_head
 from dmq.protocol.consume import (
     LeaseRef,
     Outcome,
@@ -24,6 +24,7 @@ from dmq.protocol.consume import (
     SubscriptionEnded,
 )
 from dmq.protocol.produce import ProduceReply
+from dmq.protocol.session import Heartbeat
 from dmq.testing import FakeClock
 from tests.unit.broker.leading import LeadingRig, leading, on_a_loop
 from tests.unit.broker.turns import Peer
@@ -80,6 +81,28 @@ async def test_acks_of_an_earlier_leaders_leases_count() -> None:
         assert decode_response(peer.wire.frames[0]).refused == []
         position = rig.store.queries.position
         await rig.until(lambda: (found := position("billing", "orders", 0)) is not None and found.floor == 1)
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["unsure", "ceased"])
+@on_a_loop
+async def test_an_ack_that_a_member_may_not_take_ends_the_connection_before_anything_else_is_answered(
+    is_over: bool,
+) -> None:
+    async with leading(offline_delay_ms=0) as rig:
+        worker, sender = await rig.connect(2)
+        await subscribe(rig, worker, member="m")
+        await send(rig, sender, b"one")
+        await rig.until(lambda: pushed(worker))
+        (lease,) = pushed(worker)[0].leases
+        rig.leadership.serves = False
+        if is_over:
+            await rig.service.drop()
+        worker.wire.frames.clear()
+        said = Settlement(lease.queue, lease.epoch, lease.lease, Outcome.ACK, [(lease.first_offset, 1)])
+        ack = one_way_head(Command.SETTLE, Settle("orders", "billing", [said], member="m"))
+        worker.feed(worker.seal(ack) + worker.seal(request_head(Command.HEARTBEAT, Heartbeat(0), 901)))
+        assert worker.wire.is_closed
+        assert not worker.wire.frames, "an answer would say that the ack was heard"
 
 
 @on_a_loop

@@ -20,7 +20,7 @@ from dmq.broker.delivery.client import Client
 from dmq.broker.delivery.waiters import Handed
 from dmq.broker.publish.publisher import PublishRequest
 from dmq.broker.publish.straight_path import sender_at
-from dmq.errors import DMQError, NotConnected, StoreClosed
+from dmq.errors import DMQError, NotConnected, NotLeader, StoreClosed
 from dmq.net.connection import Connection
 from dmq.protocol.batch import pack_records
 from dmq.protocol.commands import (
@@ -67,11 +67,15 @@ def refuse_request(connection: Connection, frame: Frame, error: BaseException) -
 
     NotConnected and StoreClosed get no answer, and the connection ends. The store closes under a request only while
     the broker stops: an error would fail what the client's next connection, to the broker when it is back, can do.
+    So it is with acks and credit that a member which does not lead is told without being asked to answer: a client that
+    gets another answer over the same connection takes them for heard. It tells them again over the next one.
     """
     if isinstance(error, NotConnected | StoreClosed):
         connection.close()
     elif frame.kind == Kind.REQUEST:
         connection.send(error_frame(error, frame.command, frame.correlation))
+    elif isinstance(error, NotLeader) and frame.command != Command.PRODUCE:
+        connection.close()
 
 
 class RefusalTexts:
