@@ -265,6 +265,33 @@ def test_a_send_among_many_fails_with_the_producer_that_is_closed(peer: Slow, cl
     assert isinstance(late.result, dmq.NotConnected)
 
 
+def test_many_tasks_share_a_batch_and_each_has_its_own_time(peer: Slow) -> None:
+    async def main() -> None:
+        async with dmq.aio.connect(peer.url, app="shop") as client:
+            producer = client.producer()
+            await producer.send("t", b"first")
+            peer.is_slow = True
+            first = asyncio.create_task(producer.send("t", b"x"))
+            await asyncio.to_thread(peer.holds, 1)
+            others = [asyncio.create_task(producer.send("t", b"x")) for _ in range(CROWD_MIN)]
+            await asyncio.sleep(0)
+            peer.release(peer.held[0])
+            await asyncio.to_thread(peer.holds, 2)
+            last = [asyncio.create_task(producer.send("t", b"%d" % number)) for number in range(2)]
+            await asyncio.sleep(0)
+            with pytest.raises(dmq.TimedOut):
+                await producer.send("t", b"late", timeout=0.05)
+            peer.release(peer.held[1])
+            await asyncio.to_thread(peer.holds, 3)
+            assert [decode_request(frame).count for frame in peer.held] == [1, CROWD_MIN, 3]
+            peer.release(peer.held[2])
+            receipts = await asyncio.gather(first, *others, *last)
+            assert [receipt.id.sequence for receipt in receipts] == [*range(1, CROWD_MIN + 4)]
+            peer.is_slow = False
+
+    asyncio.run(main())
+
+
 def test_asynchronous_sends_in_between_call_back_meanwhile(peer: Slow, client: dmq.Client) -> None:
     one, two = warm(peer, client), warm(peer, client)
     first = Sending(one)

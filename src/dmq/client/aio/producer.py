@@ -130,6 +130,17 @@ class AioProducer:
             return await self._conclude(sent, deadline, timeout)
         draft = None
         if not ordered and not delay and deliver_at is None and ttl is None and not consumed_by:
+            joined = self._core.join(topic, message, durability, deadline, is_held=self._is_crowded)
+            if joined is not None:
+                batch, index = joined
+                if self._is_crowded and batch.lane not in self._pumping:
+                    self._pump_soon(batch.lane)
+                # As `_conclude` does, without a coroutine more: tasks by the hundred come through here.
+                if batch.is_done or await self._end_of(batch, deadline):
+                    self._is_crowded = batch.count > 1
+                    if batch.error is None and not batch.parts:
+                        return batch.receipt(index)
+                return await self._conclude(Sent(batch, index, message), deadline, timeout)
             draft = self._core.plain_draft(topic, message, durability)
             if self._options.straight and not self._is_crowded and (draft is None or draft.lane.is_free):
                 lone = await self.straight.send(topic, message, durability, deadline)
@@ -360,14 +371,7 @@ class AioProducer:
         """
         if batch.is_done:
             return
-        left, client = self._left(deadline), self._router.timeout
-        if client is not None and self._router.link_for(batch.topic, batch.queue) is None:
-            left = client if left is None else min(left, client)
-        waiter = batch.tasks
-        if waiter is None:
-            waiter = batch.tasks = SharedWaiter()
-            batch.add_waiter(waiter)
-        if await waiter.wait(left):
+        if await self._end_of(batch, deadline):
             self._is_crowded = batch.count > 1
             return
         timeouts = (self._options.timeout if timeout is None else timeout, self._router.timeout)
@@ -377,6 +381,18 @@ class AioProducer:
         if not batch.ended():
             patience = min((limit for limit in timeouts if limit is not None), default=0.0)
             raise error if isinstance(error, TimedOut) else TimedOut(unknown_after(patience))
+
+    def _end_of(self, batch: SendBatch, deadline: float | None) -> asyncio.Future[bool]:
+        """Waits for a batch that is not done: whether it has ended in time."""
+        left, client = self._left(deadline), self._router.timeout
+        if client is not None and self._router.link_for(batch.topic, batch.queue) is None:
+            left = client if left is None else min(left, client)
+        waiter = batch.tasks
+        if waiter is None:
+            waiter = batch.tasks = SharedWaiter()
+            batch.add_waiter(waiter)
+        future: asyncio.Future[bool] = waiter.wait(left)
+        return future
 
     def transaction(self, topic: str, body: Body, **options: Unpack[HalfOptions]) -> AioTransaction:
         """A transaction with one message, to be entered with `async with` or awaited; see `Producer.transaction`."""

@@ -306,20 +306,41 @@ class Core:
             sender.pump(lane)
         return batch, index
 
-    def join(self, topic: str, message: Message, durability: DurabilityName) -> tuple[SendBatch, int] | None:
-        """`gather` for a `send` among many that are under way; None if they are few, and where `gather` gives None.
+    def join(
+        self, topic: str, message: Message, durability: DurabilityName, deadline: float | None, *, is_held: bool = False
+    ) -> tuple[SendBatch, int] | None:
+        """Put a message of `send` into its lane, where many gather: its batch and its place; None if they are few.
 
         Nobody has to read for it. Of many threads that take turns in reading, the next one would have to wait for the
         interpreter's lock behind all those whose answers the last one read.
+
+        None also if it is not plain (`draft` decides then), if the window is full, or no broker connected (`put` does).
+
+        Parameters:
+            is_held: the caller sends what is ready to go; else it is sent here.
         """
-        lane = self._plain.get((topic, durability))
+        lane, sender = self._plain.get((topic, durability)), self.sender
         if (
-            lane is None or not lane.is_crowded or not lane.under_way or self._links.link_for(topic) is None
+            lane is None or not lane.is_crowded or not (lane.under_way or is_held)
             or not (message.tag is None and message.business_id is None and message.properties is None)
-            or message.priority != DEFAULT_PRIORITY
+            or message.priority != DEFAULT_PRIORITY or not self.is_simple(message.body, message.key)
+            or self._links.link_for(topic) is None
         ):  # fmt: skip
             return None
-        return self.gather(topic, durability, message.body, message.key)
+        with sender.lock:
+            if sender.closed_by is not None:
+                return None
+            batch = self.accumulator.append_plain(lane, message.body, message.key, len(message.body) + MESSAGE_BYTES)
+            if batch is None:
+                return None
+            if batch.count == 1:
+                batch.deadline = deadline
+            elif batch.deadline is not None:
+                batch.deadline = None if deadline is None else max(batch.deadline, deadline)
+            batch.is_attended, index = True, batch.count - 1
+        if batch.is_worth_a_look and not is_held:
+            sender.pump(lane)
+        return batch, index
 
     def check_plain(self, topic: str, message: Message) -> None:
         """Check what `is_simple` did not look at.

@@ -131,7 +131,7 @@ class Producer:
             sent = self.straight.send(topic, message, durability, deadline)
             if isinstance(sent, Receipt):
                 return sent
-            if sent is None and (joined := self._core.join(topic, message, durability)) is not None:
+            if sent is None and (joined := self._core.join(topic, message, durability, deadline)) is not None:
                 joined[0].wait(deadline)
                 return self._conclude(Sent(*joined, message), timeout)
             batch = sent

@@ -63,17 +63,26 @@ def test_a_batch_leaves_beside_another_as_soon_as_it_is_worth_it() -> None:
     settle(rig)
 
 
+def make_crowd() -> Rig:
+    """A producer with one batch of many under way."""
+    rig = make_rig()
+    flood(rig, CROWD_MIN)
+    rig.link.requests[0].store()
+    assert [request.header.count for request in rig.link.requests] == [1, CROWD_MIN]
+    return rig
+
+
 def test_a_plain_send_joins_others_only_where_many_are_under_way() -> None:
     rig = make_rig()
     join = rig.core.join
     flood(rig, CROWD_MIN - 1)
-    assert join("orders", Message(b"x"), "flushed") is None, "nothing shows yet that they are many"
+    assert join("orders", Message(b"x"), "flushed", 9.0) is None, "nothing shows yet that they are many"
     rig.link.requests[0].store()
     flood(rig, CROWD_MIN)
-    assert join("orders", Message(b"x"), "flushed") is None, "those that left last were few"
+    assert join("orders", Message(b"x"), "flushed", 9.0) is None, "those that left last were few"
     rig.link.requests[1].store()
     assert [request.header.count for request in rig.link.requests] == [1, CROWD_MIN - 1, CROWD_MIN]
-    joined = join("orders", Message(b"x", "k"), "flushed")
+    joined = join("orders", Message(b"x", "k"), "flushed", 9.0)
     assert joined is not None
     assert joined[0].is_attended
     for special in (
@@ -83,14 +92,46 @@ def test_a_plain_send_joins_others_only_where_many_are_under_way() -> None:
         Message(b"x", properties={"a": "b"}),
         Message("text"),
     ):
-        assert join("orders", special, "flushed") is None
-    assert join("orders", Message(b"x"), "stored") is None, "of another durability"
+        assert join("orders", special, "flushed", 9.0) is None
+    assert join("orders", Message(b"x"), "stored", 9.0) is None, "of another durability"
     assert joined[0].count == 1
     rig.link.is_usable = False
-    assert join("orders", Message(b"x"), "flushed") is None, "it may have to be taken back"
+    assert join("orders", Message(b"x"), "flushed", 9.0) is None, "it may have to be taken back"
     rig.link.is_usable = True
     settle(rig)
-    assert join("orders", Message(b"x"), "flushed") is None, "nothing is under way"
+    assert join("orders", Message(b"x"), "flushed", 9.0) is None, "nothing is under way"
+
+
+def test_a_batch_of_many_senders_has_the_latest_of_their_deadlines() -> None:
+    rig = make_crowd()
+    joined = [rig.core.join("orders", Message(b"x"), "flushed", deadline) for deadline in (7.0, 9.0, 8.0)]
+    (batch,) = {place[0] for place in joined if place is not None}
+    assert (batch.count, batch.deadline) == (3, 9.0)
+    flood(rig, 1)
+    assert batch.deadline is None, "an asynchronous message has none"
+    assert rig.core.join("orders", Message(b"x"), "flushed", 9.0) == (batch, 4)
+    assert batch.deadline is None
+    settle(rig)
+
+
+def test_what_is_held_is_sent_by_who_holds_it() -> None:
+    rig = make_crowd()
+    rig.link.requests[1].store()
+    place = rig.core.join("orders", Message(b"x"), "flushed", 9.0, is_held=True)
+    assert place is not None
+    assert len(rig.link.requests) == 2, "nothing is under way, and yet it waits"
+    rig.core.sender.pump(place[0].lane)
+    assert len(rig.link.requests) == 3
+    settle(rig)
+
+
+def test_a_send_that_finds_the_window_full_or_the_producer_closed_does_not_join() -> None:
+    rig = make_crowd()
+    rig.core.accumulator.window_bytes = rig.core.accumulator.bytes
+    assert rig.core.join("orders", Message(b"x"), "flushed", 9.0) is None
+    rig.core.accumulator.window_bytes = 1 << 20
+    rig.core.sender.closed_by = NotConnected("closed")
+    assert rig.core.join("orders", Message(b"x"), "flushed", 9.0) is None
 
 
 def test_the_window_is_kept_to_the_message() -> None:
