@@ -83,10 +83,12 @@ def run(spark: SparkSession, archive: Archive, context: JobContext) -> JobResult
         if name == KEY_DIRECTORY:
             continue  # it merges its own, below
         table = archive.table(name)
-        waiting = waiting_files(archive, name)
-        for dt in [portion.dt for portion in portions(_others(table.live_files(), waiting), files_min)]:
+        live = table.live_files()
+        # In this order: a file that comes in between is in neither, and is left for the next time.
+        ready = frozenset(file.uri for file in live) - waiting_files(archive, name)
+        for dt in [portion.dt for portion in portions(_of(live, ready), files_min)]:
             context.progress(Progress("compact", f"{name} of {dt}", sum(rows.values())))
-            merged, made = _merge(spark, table, _Day(dt, waiting), files_min)
+            merged, made = _merge(spark, table, _Day(dt, ready), files_min)
             before, after = before + len(merged), after + made
             rows[name] = rows.get(name, 0) + sum(file.rows for file in merged)
             dts.add(dt)
@@ -108,21 +110,21 @@ def waiting_files(archive: Archive, name: str) -> frozenset[str]:
 
 
 class _Day(NamedTuple):
-    """A day whose files are merged, but for those that wait."""
+    """A day whose files are merged; of all files, those are `ready` that every derived table has taken in."""
 
     dt: date
-    waiting: frozenset[str]
+    ready: frozenset[str]
 
 
-def _others(files: Iterable[LiveFile], waiting: frozenset[str]) -> list[LiveFile]:
-    return [file for file in files if file.uri not in waiting]
+def _of(files: Iterable[LiveFile], ready: frozenset[str]) -> list[LiveFile]:
+    return [file for file in files if file.uri in ready]
 
 
 def _merge(spark: SparkSession, table: Table, day: _Day, files_min: int) -> tuple[tuple[LiveFile, ...], int]:
     """Merge the small files of a day; returns them, and how many they became."""
     dt = day.dt
     for left in range(_TRIES, 0, -1):
-        found = portions(_others(table.live_files(dt), day.waiting), files_min)
+        found = portions(_of(table.live_files(dt), day.ready), files_min)
         if not found:  # somebody else has merged or replaced them
             break
         portion = found[0]
