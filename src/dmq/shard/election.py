@@ -49,6 +49,9 @@ class Obstacle(StrEnum):
     DAMAGED = (
         "its journal has damage that it could not read when it opened: another member must give it the bytes first"
     )
+    LEADER_DAMAGED = (
+        "the leader's journal is damaged where this member goes on, and no other member has given it these bytes"
+    )
     UNSETTLED = "an earlier write of its own is not settled"
     DRAINED = "it is drained"
     OLD_REGISTRY = "the registry's record is older than one that it has seen"

@@ -153,6 +153,8 @@ class Feed:
 
     Attributes:
         next_offset: where the next frame begins.
+        checked_to: units below, as well as the first ones, are checked when they are read: what the follower refused
+            the last time may be damaged here.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class Feed:
         self._pace = pace
         self._tail = tail or Tail(store)
         self._reads_ahead = reads_ahead
-        self.next_offset = start
+        self.next_offset = self.checked_to = start
         self._before = before
         self._held = _NOTHING  # of units that were taken up, what is not sent yet
         self._ahead: deque[Piece] = deque()
@@ -258,8 +260,8 @@ class Feed:
             or self._store.units_in_memory(tip, 1)
         ):
             return None
-        # What the follower refused the last time is damaged here: so the first units are checked.
-        plan = self._store.plan_units(tip, self._pace.read_bytes, is_checked=self._is_first)
+        is_checked = self._is_first or tip < self.checked_to
+        plan = self._store.plan_units(tip, self._pace.read_bytes, is_checked=is_checked)
         self._is_first = False
         self._is_reading = True
         if is_awaited:

@@ -73,7 +73,7 @@ class Follower:
         self._check_epoch(reply.epoch)
         replica = self._replica
         is_empty = replica.end <= replica.start
-        is_foreign = reply.common is None and replica.applied <= replica.start  # and nothing here is committed
+        is_foreign = reply.common is None and (replica.applied <= replica.start or self._is_bare)
         if is_empty or is_foreign or replica.end < reply.first:
             if replica.end != reply.first or not is_empty:
                 replica.start_over(reply.first)
@@ -90,6 +90,11 @@ class Follower:
                 replica.start_over(reply.first)
                 return
         replica.cut(reply.common, accept_loss=True)
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether nothing was ever written by a leader here: all that there is is what a new journal opens with."""
+        return not len(self._replica.epochs) and not self._replica.damage.ranges
 
     def _may_lose(self, unsafe: int) -> bool:
         """Whether the shard was promoted with loss after the newest epoch here."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from dmq.errors import NotInCluster, StaleEpoch
+from dmq.errors import Damaged, NotInCluster, StaleEpoch
 from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Journal
 from dmq.shard.divergence import common_end
 from dmq.shard.feed import Feed, Pace, Reading, Standpoint, Tail
@@ -60,6 +60,8 @@ class Leader:
         self._pace = Pace()
         self._tail = Tail(store)
         self._feeds: dict[int, Feed] = {}
+        self._reached: dict[int, int] = {}  # by follower, up to where it was sent something before its connection ended
+        self._unread: dict[int, int] = {}  # by follower, what it needed and could not be read
         self._echoes: dict[int, float] = {}
         self._clocks: dict[int, tuple[int, float]] = {}  # a follower's wall clock, and when it told that
         self._looked_at, self._look_seconds = _NEVER, min(in_sync.moment_seconds, Pace.LOOK_SECONDS)
@@ -79,6 +81,7 @@ class Leader:
         Raises:
             NotInCluster: it is of another cluster, shard or journal.
             StaleEpoch: it looks for another leader.
+            Damaged: it came to where our journal cannot be read, and no member has given us these bytes since.
         """
         member, queries = self._member, self._store.queries
         asked, own = (request.cluster, request.shard), (member.cluster, member.shard)
@@ -90,6 +93,7 @@ class Leader:
             )
         if request.epoch != self.epoch:
             raise StaleEpoch(f"this is the leader of epoch {self.epoch}, not {request.epoch}", epoch=self.epoch)
+        self._check_readable(request.replica)
         theirs = [EpochRow(*row) for row in request.epochs]
         common = common_end(theirs, request.end, [*self._store.epochs], queries.end)
         reply = FollowReply(
@@ -101,7 +105,8 @@ class Leader:
         )
         start = queries.start if common is None or request.end < queries.start else max(common, queries.start)
         self.in_sync.followed(request.replica, start)
-        self._feeds[request.replica] = Feed(
+        self.leave(request.replica)
+        feed = self._feeds[request.replica] = Feed(
             self._store,
             start,
             self._store.unit_before(start),
@@ -109,11 +114,28 @@ class Leader:
             tail=self._tail,
             reads_ahead=self._reads_ahead,
         )
+        feed.checked_to = self._reached.get(request.replica, start)
         return reply
 
     def leave(self, replica: int) -> None:
         """A follower's connection ended."""
-        self._feeds.pop(replica, None)
+        feed = self._feeds.pop(replica, None)
+        if feed is not None:
+            self._reached[replica] = feed.next_offset
+
+    def cannot_read(self, replica: int, offset: int) -> None:
+        """A follower needs what cannot be read here: as long as that is so, it would come no further."""
+        self._unread[replica] = offset
+
+    def _check_readable(self, replica: int) -> None:
+        at = self._unread.pop(replica, -1)
+        if any(start <= at < end for start, end in self._store.damage.ranges):
+            self._unread[replica] = at
+            raise Damaged(
+                f"the leader's journal is damaged at {at}, and no other member has given it these bytes: start one "
+                "that has them, or restore the range from a backup",
+                start=at,
+            )
 
     def is_fed(self, replica: int) -> bool:
         """Whether everything that was written is on its way to a follower."""

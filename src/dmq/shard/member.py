@@ -80,7 +80,7 @@ T = TypeVar("T")
 
 _BEAT_SECONDS: Final = 0.25
 _AGAIN_SECONDS: Final = 0.2
-_FULL_SECONDS: Final = 2.0  # a full disk is not tried, and logged, at every chance
+_FULL_SECONDS: Final = 2.0  # a full disk, or a leader's damaged one, is not tried, and logged, at every chance
 
 
 class _Target(NamedTuple):
@@ -478,7 +478,9 @@ class Member:
             return
         except (DMQError, TimeoutError) as error:
             log.info("cannot follow", once_for=target, shard=self._place.shard, leader=target.broker, why=error)
-            await self._wait_again()
+            if is_damaged := isinstance(error, StorageError):
+                self._tell_obstacle(str(Obstacle.LEADER_DAMAGED))
+            await self._wait_again(_FULL_SECONDS if is_damaged else _AGAIN_SECONDS)
             return
         end = replica.end
         try:
@@ -488,8 +490,7 @@ class Member:
             self._refuse(target, error)
             await self._wait_again()
             return
-        self.role = Role.FOLLOWING
-        self._told = ""
+        self.role, self._told = Role.FOLLOWING, ""
         self._tell_obstacle(str(Obstacle.FOLLOWING))
         self._cuts += replica.end < end
         log.info(

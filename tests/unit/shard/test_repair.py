@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import msgspec
 import pytest
@@ -11,6 +12,8 @@ from dmq.errors import BrokerStopping, Damaged, NotInCluster, OffsetGone
 from dmq.protocol.cluster.replication import JOURNAL_BYTES_MAX, Repair, Standing
 from dmq.shard.election import Obstacle, obstacle
 from dmq.shard.member import Role
+from dmq.storage.journal.unit import read_header
+from dmq.testing import MemoryFiles
 from tests.unit.shard.member_rig import Machine, Shard, in_shard
 from tests.unit.shard.test_election import ME, READY, record
 
@@ -131,6 +134,42 @@ def test_damage_that_a_follower_needs_is_mended_from_another_one() -> None:
         assert leader.journal() == whole == behind.journal()
 
     in_shard(test)
+
+
+@pytest.mark.parametrize("unit", [0, 1, 2, 9])
+def test_empty_followers_of_a_damaged_leader_wait_and_say_so(unit: int, caplog: pytest.LogCaptureFixture) -> None:
+    """They do not begin anew again and again; and they go on when one comes that has what is missing."""
+
+    async def test(shard: Shard) -> None:
+        leader = await shard.start_with_topic()
+        leader.shop.write(10, 10_000)
+        await shard.level(leader)
+        whole, (away, empty) = leader.journal(), shard.followers
+        await away.kill()
+        await empty.kill()
+        empty.files = MemoryFiles()
+        path, raw = min(whole.items())
+        for _ in range(unit):
+            raw = raw[read_header(raw).length :]  # type: ignore[union-attr]
+        at = len(whole[path]) - len(raw)
+        leader.files.flip_bit(path, at + read_header(raw).length - 1)  # type: ignore[union-attr]
+        assert leader.shop.store is not None
+        leader.shop.store._reader.cache.clear()
+        empty.start()
+        await shard.until(lambda: empty.member.report().obstacle == Obstacle.LEADER_DAMAGED)
+        follows, begun = caplog.text.count("followed"), caplog.text.count("begun anew")
+        await asyncio.sleep(180)
+        assert empty.member.report().obstacle == Obstacle.LEADER_DAMAGED
+        assert caplog.text.count("followed") == follows
+        assert caplog.text.count("begun anew") == begun
+        assert caplog.text.count("damage is left") <= 4
+        assert leader.role is Role.LEADING
+        away.start()
+        await shard.until(lambda: len(leader.member.report().in_sync) == 3)
+        assert leader.journal() == empty.journal() == away.journal()
+
+    with caplog.at_level(logging.INFO):
+        in_shard(test)
 
 
 def test_what_nobody_has_is_said_and_the_member_goes_on() -> None:

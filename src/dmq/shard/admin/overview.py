@@ -397,6 +397,10 @@ def _about_members(view: Overview) -> Iterator[Finding]:
         elif member.said is not None and member.said.is_full and not member.claims_to_lead:
             what = f"the disk of {name} is full: it cannot follow"
             yield Finding(Severity.WARNING, what, "free some space there; it goes on by itself then")
+        elif member.obstacle == Obstacle.LEADER_DAMAGED and view.leader:
+            damage = f"the journal of {view.leader} is damaged, and no member has given what is missing"
+            advice = "start a member that has it, or restore that range from a backup"
+            yield Finding(Severity.WARNING, f"{name} cannot follow: {damage}", advice)
         elif not member.is_recorded and view.leader and not view.record.asynchronous:
             behind = "" if member.lag is None else f", {member.lag:,} bytes behind"
             what = f"{name} runs and is not in sync{behind}"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from dmq.errors import Damaged, DMQError, OffsetGone, RecordCorrupt
-from dmq.event_log import EventLog
 from dmq.protocol.cluster.replication import Repair
 from dmq.shard.peers import Peers
 from dmq.shard.place import OnDisk
@@ -21,8 +20,6 @@ from dmq.storage.journal.unit import whole_units
 from dmq.storage.upkeep.damage import Mending, Range
 
 __all__ = ["Mended", "Mender"]
-
-log = EventLog(__name__)
 
 _PART_BYTES: Final = 8 << 20
 _PART_BYTES_MAX: Final = 256 << 20  # of one unit
@@ -87,7 +84,6 @@ class Mender:
                 reason = str(error)
                 if error.is_final:
                     journal().source.damage.give_up(at, end)
-                log.error("damage is left", start=at, end=stop, reason=reason)
             if at > start:
                 mended.append((start, at))
         if is_passed_over:

@@ -20,6 +20,7 @@ __all__ = ["Repairs"]
 log = EventLog(__name__)
 
 _AGAIN_SECONDS: Final = 10.0
+_TELL_SECONDS: Final = 60.0  # between lines that tell the same
 
 
 class Repairs:
@@ -30,7 +31,7 @@ class Repairs:
         self._view = view
         self._peers = peers
         self._turn = asyncio.Lock()
-        self._again_at = float("-inf")
+        self._again_at = self._tell_at = float("-inf")
 
     def is_due(self, damage: Damage) -> bool:
         """Whether something is damaged, and it was not tried in vain a moment ago."""
@@ -57,7 +58,9 @@ class Repairs:
             if scrub:
                 await mender.scrub(journal)
             mended = await mender.mend(journal)
-        if mended.mended or mended.left:
+        if mended.mended or (mended.left and (scrub or self._is_to_be_told())):
+            for start, end in mended.left:
+                log.error("damage is left", start=start, end=end, reason=mended.reason)
             log.warning(
                 "repair done",
                 shard=self._view.shard,
@@ -66,6 +69,14 @@ class Repairs:
                 reason=mended.reason or None,
             )
         return mended
+
+    def _is_to_be_told(self) -> bool:
+        """Whether it was not said a moment ago that nobody has what is damaged."""
+        now = self._directory.clock.boottime()
+        if now < self._tell_at:
+            return False
+        self._tell_at = now + _TELL_SECONDS
+        return True
 
     def _others(self, own: int) -> int:
         """How many other members the shard has, whether they run or not."""

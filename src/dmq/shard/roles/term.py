@@ -313,6 +313,9 @@ class Term:
         start = error.detail.get("start", -1)
         log.error("the journal cannot be read for a follower", once_for=start, error=error)
         self._store.check_unit(start)
+        replica = self._replica_of(seat)
+        if replica is not None and start >= 0:
+            self._leader.cannot_read(replica, start)
         seat.close()
 
     # --- what is committed --------------------------------------------------------------------------------------------

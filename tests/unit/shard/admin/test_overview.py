@@ -166,6 +166,10 @@ def test_a_broker_with_another_disk_joins_by_itself() -> None:
     ("more", "what"),
     [
         ({"said": {**{n: reply(n) for n in "ab"}, "c": reply("c", damaged=2)}}, "c has 2 damaged ranges"),
+        (
+            {"said": {**{n: reply(n) for n in "ab"}, "c": reply("c", obstacle=Obstacle.LEADER_DAMAGED)}},
+            "c cannot follow: the journal of a is damaged, and no member has given what is missing",
+        ),
         ({"said": {**{n: reply(n) for n in "ab"}, "c": reply("c", is_full=True)}}, "the disk of c is full"),
         ({"skews": {"b": -700}}, "the clock of b is 700 ms behind"),
         ({"nodes": {n: node(n, zone="z1" if n in "ab" else "z2") for n in "abc"}}, "a, b are in one zone, z1"),
@@ -234,9 +238,10 @@ def test_the_runbook_quotes_what_is_said(root: Path) -> None:
         sight(record(in_sync=pair), said={name: reply(name, end=1000 if name in "ab" else 400) for name in "abc"}),
         sight(said={"a": reply("a", right="none")}),
         sight(said={name: reply(name) for name in "bc"}),
+        sight(said={"a": reply("a"), "b": reply("b", obstacle=Obstacle.LEADER_DAMAGED), "c": reply("c")}),
         sight(said={"a": reply("a", is_full=True), "b": reply("b", is_full=True), "c": reply("c")}),
     ]
     said = [found.what for view in scenes for found in view.findings]
     quoted = runbook(root)
-    assert len(quoted) == 14
+    assert len(quoted) == 15
     assert [quote for quote in quoted if not any(quote in what for what in said)] == []
