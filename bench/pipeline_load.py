@@ -31,7 +31,7 @@ from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.rows import message_batch
 from dmq.pipeline.decode.units import decode_units
-from dmq.pipeline.jobs.staged_files import GROUP_ROWS
+from dmq.pipeline.jobs.table_files import GROUP_ROWS
 from dmq.pipeline.tables import KEY_INDEX, MESSAGE, SCHEMAS
 from dmq.testing.benchmark.benchmark import Load, percentile
 from dmq.testing.processes import resident_bytes

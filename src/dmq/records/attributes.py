@@ -128,7 +128,9 @@ class Attributes(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     first_error: str | None = None
     attempts_before: int | None = None  # what it had used up when it was resent from the dead letters
     replay: str | None = None  # the id of the replay that brought it; true only of records with the flag REPLAYED
-    mark: int | None = None  # a checksum over all a named producer had sent until then, see `dmq.pipeline.sink.resume`
+    mark: int | None = (
+        None  # a checksum over all a named producer had sent until then, see `dmq.pipeline.sink.data_writer`
+    )
     transaction: int | None = None  # of a further half message: the sequence of the first one of its transaction
     codec: int = 0
     raw_size: int | None = None

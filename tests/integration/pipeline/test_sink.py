@@ -20,10 +20,9 @@ from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.errors import DMQError, InvalidMessage, SequenceConflict, StaleEpoch, TimedOut, UnknownTopic
 from dmq.pipeline import DmqDataSource
-from dmq.pipeline.sink.data_writer import write_rows
+from dmq.pipeline.sink.data_writer import BATCH_ROWS_MAX, Writer, write_rows
+from dmq.pipeline.sink.encoder import BLOCK_ROWS
 from dmq.pipeline.sink.options import SinkOptions, sink_options
-from dmq.pipeline.sink.resume import BATCH_ROWS_MAX, Writer
-from dmq.pipeline.sink.row_blocks import BLOCK_ROWS
 from dmq.pipeline.source.columns import column_kind
 from dmq.pipeline.source.data_source import BatchReader
 from dmq.testing.processes import BrokerProcess, free_port

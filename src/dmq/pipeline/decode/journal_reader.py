@@ -6,6 +6,10 @@ Reading moves no group and takes nothing away, so every request may be repeated.
 What always holds: `units` gives every unit that starts in its range, once, in order; while one answer is worked on the
 next is on its way, and no more than that. A broker that restarts is waited for, as long as the timeout says. Units of a
 shard come from a follower if one answers, and are the same bytes.
+
+LOCATE for brokers of earlier versions, which do not know it: out of OFFSETS and PEEK, two requests for each point.
+
+What always holds: the answer is of one incarnation of the topic, and of offsets that there were when it was made.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.connection.pool import Pool, PoolSettings
@@ -24,8 +28,7 @@ from dmq.client.connection.router import Router
 from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import OneBroker, parse_url
 from dmq.clock import Clock, SystemClock
-from dmq.errors import DMQError, NotConnected, OffsetGone, TimedOut, UnknownCommand
-from dmq.pipeline.decode.older_broker import OlderBroker
+from dmq.errors import Damaged, DMQError, NotConnected, OffsetGone, TimedOut, UnknownCommand, UnknownTopic
 from dmq.protocol import Command, Frame, Header, decode_response, unpack_records
 from dmq.protocol.admin import TopicInfo, TopicList
 from dmq.protocol.consume import Point, PointKind
@@ -34,14 +37,18 @@ from dmq.protocol.read import (
     ArchivedReply,
     Fetch,
     Locate,
+    Location,
     Offsets,
     OffsetsReply,
     Peek,
     PeekReply,
+    QueueLocations,
+    QueueOffsets,
     TopicLocations,
     TopicPoints,
 )
 from dmq.records import ANY_QUEUE
+from dmq.records.layout import JOURNAL_OFFSET_AT, U64
 from dmq.storage.journal.unit import HEADER_BYTES
 
 __all__ = ["FETCH_BYTES", "PATIENCE", "Fetched", "JournalReader", "Patience", "Peeked", "server_url", "unit_starts"]
@@ -413,3 +420,86 @@ def _within(fetched: Fetched, start: int, end: int) -> Fetched:
     first = min(first, last)
     body = fetched.body[first - fetched.start : last - fetched.start]
     return fetched._replace(start=first, end=last, body=body)
+
+
+_TRIES: Final = 5
+
+
+class _Peeked(Protocol):
+    @property
+    def lengths(self) -> list[int]: ...
+
+    @property
+    def body(self) -> memoryview: ...
+
+    def check_incarnation(self, topic: str, topic_id: int) -> None: ...
+
+
+class _Reader(Protocol):
+    def offsets(self, topic: str, at: When | None = None) -> OffsetsReply: ...
+
+    def peek(self, topic: str, queue: int, offset: int, max_messages: int, max_bytes: int = ...) -> _Peeked: ...
+
+
+class OlderBroker:
+    """A broker that is asked the long way."""
+
+    def __init__(self, reader: _Reader) -> None:
+        self._reader = reader
+
+    def locate(self, asked: TopicPoints) -> TopicLocations:
+        """The locations of one topic.
+
+        Raises:
+            OffsetGone: offsets went as fast as they were asked for.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._locate(asked)
+            except OffsetGone:  # retention went on, or the topic was created again
+                if not left:
+                    raise
+            except UnknownTopic:
+                break
+        return TopicLocations(asked.topic)
+
+    def _locate(self, asked: TopicPoints) -> TopicLocations:
+        reply = self._reader.offsets(asked.topic)
+        own = {row.queue: row.points for row in asked.queues}
+        times: dict[Point, OffsetsReply] = {}
+        rows = []
+        for row in reply.queues:
+            offsets = [self._offset(asked.topic, row, point, times) for point in own.get(row.queue, asked.points)]
+            found = [self._location(asked.topic, row, offset, reply) for offset in offsets]
+            rows.append(QueueLocations(row.queue, row.first_offset, row.next_offset, found))
+        return TopicLocations(asked.topic, reply.topic_id, rows)
+
+    def _offset(self, topic: str, row: QueueOffsets, point: Point, times: dict[Point, OffsetsReply]) -> int:
+        known = {PointKind.EARLIEST: row.first_offset, PointKind.LATEST: row.next_offset, PointKind.OFFSET: point.value}
+        offset = known.get(point.kind)
+        if offset is None:
+            if point not in times:
+                times[point] = self._reader.offsets(topic, point)
+            offset = next((queue.at for queue in times[point].queues if queue.queue == row.queue), row.next_offset)
+        return min(max(offset, row.first_offset), row.next_offset)
+
+    def _location(self, topic: str, row: QueueOffsets, offset: int, reply: OffsetsReply) -> Location:
+        start, start_bytes = reply.visible_journal_offset, 0
+        before, before_bytes = 0, 0
+        if offset < row.next_offset:
+            start, start_bytes = self._record(topic, row.queue, offset, reply.topic_id)
+        if offset > row.first_offset:
+            before, before_bytes = self._record(topic, row.queue, offset - 1, reply.topic_id)
+        return Location(offset, start, start_bytes, before, before_bytes=before_bytes)
+
+    def _record(self, topic: str, queue: int, offset: int, topic_id: int) -> tuple[int, int]:
+        """Where a message stands in the journal, and its size; of a damaged one, the range that is."""
+        try:
+            peeked = self._reader.peek(topic, queue, offset, 1, max_bytes=1)
+            peeked.check_incarnation(topic, topic_id)
+        except Damaged as error:
+            start, end = error.detail.get("start"), error.detail.get("end")
+            if start is None or end is None:
+                raise
+            return start, end - start
+        return U64.unpack_from(peeked.body, JOURNAL_OFFSET_AT)[0], peeked.lengths[0]

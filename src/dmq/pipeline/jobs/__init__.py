@@ -1,7 +1,7 @@
 """The jobs on the archive's tables, by name, in the order they are run in; the archive job itself comes before them.
 
 In reading order: `job` is what a job is given and gives back; `changes` says which days are to be made anew, `frames`
-reads tables, `staged_files` writes them, both through `table_files` where Spark itself cannot. The jobs: `rollup` and
+reads tables, `table_files` writes them, and reads their files where Spark itself cannot. The jobs: `rollup` and
 `dead_letters` with `parts`, `trace` with `trace_merge`, `reconcile` with `outbox_pages`, `compact`, `retain`.
 
 What always holds: a job's module is imported when it is run and not before, so that a worker which needs one of them

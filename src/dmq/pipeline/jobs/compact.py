@@ -21,7 +21,7 @@ from dmq.pipeline.archive.parquet import FILE_BYTES
 from dmq.pipeline.jobs.changes import mark_of, news_of
 from dmq.pipeline.jobs.frames import frame_of
 from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option
-from dmq.pipeline.jobs.staged_files import staged
+from dmq.pipeline.jobs.table_files import staged
 from dmq.pipeline.tables import (
     CONSUME_EVENT,
     COPY,

@@ -16,7 +16,7 @@ from dmq.pipeline.archive.parquet import write_days
 from dmq.pipeline.jobs.changes import keep_up, news_of, remember, source_of, undisturbed
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
 from dmq.pipeline.jobs.parts.letter_parts import daily_rows, letters_of_days, letters_of_news
-from dmq.pipeline.jobs.staged_files import SORT, staged
+from dmq.pipeline.jobs.table_files import SORT, staged
 from dmq.pipeline.tables import COPY, DEAD_LETTER_DAILY, DEAD_LETTER_PART
 
 if TYPE_CHECKING:

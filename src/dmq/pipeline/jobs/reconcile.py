@@ -37,7 +37,7 @@ from dmq.pipeline.archive.parquet import write_days
 from dmq.pipeline.jobs.frames import file_frame, frame
 from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option, flag_option, optional_count
 from dmq.pipeline.jobs.outbox_pages import ARROW, copy_tables
-from dmq.pipeline.jobs.staged_files import SORT, STAGING, sweep
+from dmq.pipeline.jobs.table_files import SORT, STAGING, sweep
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, RECONCILE_DIFF, SCHEMAS
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from dmq.pipeline.jobs.changes import News, keep_up, mark_of, news_of, source_of
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
 from dmq.pipeline.jobs.parts.day_metrics import day_metrics
 from dmq.pipeline.jobs.parts.rollup_parts import parts_of_days, parts_of_news
-from dmq.pipeline.jobs.staged_files import SORT, staged
+from dmq.pipeline.jobs.table_files import SORT, staged
 from dmq.pipeline.object_store import open_parquet, store_errors
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, METRICS_1M, POSITION_DAILY, ROLLUP_PART, SCHEMAS
 

@@ -6,17 +6,26 @@ given this source: a list of files to read, or a table's folder to write into. P
 What always holds: a file is written under its final name, holds rows of one `dt` and is no larger than `FILE_BYTES` and
 a row group; it belongs to the table once a commit names it. What a task that failed has written no commit names, and
 the job `retain` deletes it. Memory of a task is bounded by a row group and one batch of Spark.
+
+What Spark has worked out, as files of a table that wait for their commit.
+
+Executors write the files into the table's folder under their final names and describe them, so that no row passes
+through the driver (`dmq.pipeline.jobs.table_files`). Small results come as Arrow instead.
+
+What always holds: a file is in a table only once a commit names it; what a killed run has written lies there unnamed
+until the job `retain` deletes it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,10 +41,38 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from dmq.pipeline.archive.folder import Folder
-from dmq.pipeline.archive.parquet import DT, FILE_BYTES, ROW_GROUP_BYTES, DayFile, Layout, Written
+from dmq.pipeline.archive.parquet import (
+    DT,
+    FILE_BYTES,
+    ROW_GROUP_BYTES,
+    ROW_GROUP_ROWS,
+    DayFile,
+    Layout,
+    Written,
+    write_days,
+)
 from dmq.pipeline.object_store import open_parquet, store_errors
+from dmq.pipeline.tables import SCHEMAS
 
-__all__ = ["FilePartition", "TableFiles", "batches_of", "decode_manifest", "register", "write_batches"]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from dmq.pipeline.archive.table_store import Table
+
+__all__ = [
+    "BLOOM",
+    "GROUP_ROWS",
+    "SORT",
+    "STAGING",
+    "FilePartition",
+    "TableFiles",
+    "batches_of",
+    "decode_manifest",
+    "register",
+    "staged",
+    "sweep",
+    "write_batches",
+]
 
 _BATCH_ROWS: Final = 8192
 _PARTITIONS_MAX: Final = 512
@@ -220,3 +257,66 @@ class _DayFiles:
             self._file.close()
             self._done.append(self._file.written)
             self._file = None
+
+
+STAGING: Final = "_staging"
+_STALE: Final = timedelta(days=1)
+
+# In what order the rows of a file lie, by table; what is looked up in it by value; and how many rows a row group has,
+# where it is not as in others.
+SORT: Final[dict[str, tuple[str, ...]]] = {
+    "message": ("topic", "queue", "queue_offset"),
+    "copy": ("topic", "queue", "queue_offset"),
+    "consume_event": ("message_id", "group", "at"),
+    "key_index": ("bucket", "hash", "key"),
+    "key_directory": ("hash", "file"),
+    "trace": ("message_id", "group"),
+    "rollup_part": ("kind", "minute", "topic", "group", "app"),
+    "metrics_1m": ("minute", "topic", "group", "app"),
+    "position_daily": ("topic", "group", "broker", "queue"),
+    "dead_letter_part": ("topic", "group", "reason", "error"),
+    "dead_letter_daily": ("topic", "group", "reason"),
+    "reconcile_diff": ("problem", "topic", "send_id", "group"),
+}
+BLOOM: Final[dict[str, tuple[str, ...]]] = {"message": ("key",), "trace": ("message_id",)}
+GROUP_ROWS: Final[dict[str, int]] = {"key_index": 16_384}  # of every file a group is read
+
+
+def collected(table: Table, rows: DataFrame) -> list[Written]:
+    """Write a small result: it passes through the driver, and makes one file a day."""
+    arrow = rows.toArrow().cast(SCHEMAS[table.name])
+    return write_days(arrow, table.folder, sort_by=SORT[table.name])
+
+
+def staged(table: Table, rows: DataFrame, files: int = 1) -> list[Written]:
+    """Write a result of any size; it belongs to the table once the files are committed.
+
+    Parameters:
+        rows: with the table's columns; of any days.
+        files: how many files about, over all days.
+    """
+    from dmq.pipeline.jobs.table_files import TableFiles, decode_manifest, register
+
+    order = SORT[table.name]
+    ordered = rows.select(*(_quoted(name) for name in SCHEMAS[table.name].names))
+    if files > 1:
+        ordered = ordered.repartitionByRange(files, DT, *map(_quoted, order))
+    else:
+        ordered = ordered.coalesce(1)
+    ordered = ordered.sortWithinPartitions(DT, *map(_quoted, order))
+    layout = Layout(order, BLOOM.get(table.name, ()), GROUP_ROWS.get(table.name, ROW_GROUP_ROWS))
+    register(rows.sparkSession)
+    with tempfile.TemporaryDirectory(prefix="dmq-") as place:
+        manifest = Path(place) / "manifest.json"
+        writer = ordered.write.format(TableFiles.name()).mode("append")
+        writer.options(folder=table.uri, layout=json.dumps(layout), manifest=str(manifest)).save()
+        return decode_manifest(manifest.read_text())
+
+
+def sweep(table: Table) -> None:
+    """Delete what runs that were killed have left, once it is old enough to be nobody's."""
+    table.folder.below(STAGING).sweep(_STALE)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name}`"

@@ -21,7 +21,7 @@ from dmq.pipeline.archive.parquet import FILE_BYTES
 from dmq.pipeline.jobs.changes import News, news_of, remember
 from dmq.pipeline.jobs.frames import OFFERED_AT, frame, frame_of
 from dmq.pipeline.jobs.job import EVERYTHING, JobContext, JobResult, Progress, flag_option, lateness_of
-from dmq.pipeline.jobs.staged_files import staged
+from dmq.pipeline.jobs.table_files import staged
 from dmq.pipeline.jobs.trace_merge import Merged, merge
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, TRACE
 

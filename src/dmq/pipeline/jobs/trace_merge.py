@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from dmq.pipeline.archive.parquet import write_days
 from dmq.pipeline.jobs.changes import News, mark_of
 from dmq.pipeline.jobs.frames import OFFERED_AT
-from dmq.pipeline.jobs.staged_files import BLOOM, SORT
+from dmq.pipeline.jobs.table_files import BLOOM, SORT
 from dmq.pipeline.lookup.engine import Bounds, Engine
 from dmq.pipeline.object_store import open_parquet, store_errors
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, SCHEMAS, TRACE

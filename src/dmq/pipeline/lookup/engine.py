@@ -3,6 +3,10 @@
 What always holds: a statement that somebody else wrote sees the archive's tables and nothing else; it can read no other
 file, write none, load nothing and change no setting. What it takes is bounded: memory, time, rows and bytes of the
 result. Nothing is spilled to a disk unless a folder is given for that.
+
+Files of an object store for DuckDB, read through Arrow: DuckDB's own reader would have to be downloaded.
+
+What always holds: nothing is written, and a file is read where it is asked for and not from its beginning.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ from typing import Any, Final, NamedTuple, Self
 
 import duckdb
 import pyarrow as pa
+from fsspec import AbstractFileSystem
+from pyarrow import fs
 
 from dmq.errors import Damaged, DMQError, InvalidRequest, InvalidSettings, LimitReached, TimedOut
-from dmq.pipeline.object_store import scheme_of
+from dmq.pipeline.object_store import file_system, scheme_of, store_errors
 
 __all__ = ["Bounds", "Engine", "Result", "quoted"]
 
@@ -79,7 +85,7 @@ class Engine:
         """
         for scheme in {scheme_of(uri) for uri in files} - self._schemes:
             try:
-                from dmq.pipeline.lookup.store_files import StoreFiles
+                from dmq.pipeline.lookup.engine import StoreFiles
             except ImportError as error:
                 raise InvalidSettings('to look into an object store: pip install "dmq[spark]"') from error
             self._connection.register_filesystem(StoreFiles(scheme))
@@ -231,3 +237,40 @@ def _told(error: Exception, bounds: Bounds) -> DMQError:
     if is_of_file or not _OF_DUCKDB.match(text):
         return Damaged(f"a file of the archive is gone or damaged, put it back from a copy: {text}")
     return InvalidRequest(f"the query cannot be answered: {text}")
+
+
+class StoreFiles(AbstractFileSystem):  # type: ignore[misc]
+    """The files of all addresses with one scheme.
+
+    Parameters:
+        scheme: as `scheme_of` gives it.
+    """
+
+    cachable = False
+
+    def __init__(self, scheme: str) -> None:
+        super().__init__()
+        self.protocol = scheme
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return path
+
+    def info(self, path: str, **how: Any) -> dict[str, Any]:
+        files, below = file_system(path)
+        with store_errors(path):
+            found = files.get_file_info(below)
+        if found.type != fs.FileType.File:
+            raise FileNotFoundError(path)
+        return {"name": path, "size": found.size, "type": "file", "mtime": found.mtime}
+
+    def modified(self, path: str) -> Any:
+        return self.info(path)["mtime"]
+
+    def glob(self, path: str, **how: Any) -> list[str]:
+        return [path]  # files are named one by one
+
+    def open(self, path: str, mode: str = "rb", **how: Any) -> Any:
+        files, below = file_system(path)
+        with store_errors(path):
+            return files.open_input_file(below)

@@ -36,8 +36,7 @@ from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.table_store import Archive, LiveFile
 from dmq.pipeline.lookup.engine import Bounds, Engine
 from dmq.pipeline.replay.plan import Plan, Plans, Target
-from dmq.pipeline.replay.plan_builder import ORDER, keep_plan, queues_of
-from dmq.pipeline.replay.queue_files import STAGED, QueueFile, QueueFiles, check_bodies
+from dmq.pipeline.replay.plan_builder import ORDER, STAGED, QueueFile, QueueFiles, check_bodies, keep_plan, queues_of
 from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.tables import MESSAGE, SCHEMAS
 

@@ -9,8 +9,8 @@ import pytest
 
 from dmq.model import TopicConfig
 from dmq.pipeline.archive import settlement_join
+from dmq.pipeline.archive.extract import SETTLEMENT, Settlements
 from dmq.pipeline.archive.settlement_join import topic_names
-from dmq.pipeline.archive.settlements import SETTLEMENT, Settlements
 from dmq.pipeline.decode.units import SystemRecord
 from dmq.storage.state.events import Archived, Event, Outcome, Settled, TopicPut, encode_event
 

@@ -13,10 +13,9 @@ import pytest
 from dmq.client.producer.routes import Route
 from dmq.errors import InvalidMessage, LimitReached, StaleRoute
 from dmq.model import place_of, place_shard
-from dmq.pipeline.sink import resume
-from dmq.pipeline.sink.encoder import PIECE_BYTES, Encoder, Place, divide, runs
-from dmq.pipeline.sink.resume import BATCH_ROWS_MAX, Course, Digest, Writer, courses, producer_id
-from dmq.pipeline.sink.row_blocks import BLOCK_ROWS, blocks
+from dmq.pipeline.sink import data_writer
+from dmq.pipeline.sink.data_writer import BATCH_ROWS_MAX, Course, Digest, Writer, courses, producer_id
+from dmq.pipeline.sink.encoder import BLOCK_ROWS, PIECE_BYTES, Encoder, Place, blocks, divide, runs
 from dmq.protocol.produce import ProducerState, QueueSequence
 from dmq.records import RecordView
 
@@ -270,7 +269,7 @@ def test_micro_batches_follow_each_other_and_an_older_one_begins_anew() -> None:
 
 def test_many_generations_are_found() -> None:
     broker, rows = Remembering(), rows_of(10)
-    for generation in range(2 * resume._GENERATIONS + 1):
+    for generation in range(2 * data_writer._GENERATIONS + 1):
         broker.known[producer_id(WRITER, PLACE, generation)] = 0, WRITER.base + 5, None
     assert len(broker.write(broker.course(), rows)) == 10
     assert len(broker.write(broker.course(), rows)) == 0
@@ -279,6 +278,6 @@ def test_many_generations_are_found() -> None:
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     broker, rows = Remembering(), rows_of()
     broker.write(broker.course(), rows)
-    monkeypatch.setattr(resume, "HELD_BYTES_MAX", 1000)
+    monkeypatch.setattr(data_writer, "HELD_BYTES_MAX", 1000)
     with pytest.raises(LimitReached, match=r"dmq\.producer\.id"):
         broker.write(broker.course(), rows)
