@@ -612,8 +612,14 @@ class MessageStore:
                 return 0
         self._quiet_for_retention = False
         end = self._journal.end
-        if not self._carry(going, carried_max):
+        lost: list[int] = []
+        if not self._carry(going, carried_max, lost):
             self.is_retaining = True
+            return 0
+        if any(self.damage.may_be_mended(offset, offset + 1) for offset in lost):
+            log.warning(
+                "retention waits for a copy of damaged messages from another member", once_for=(), count=len(lost)
+            )
             return 0
         if self._writer.replicates and self._journal.end != end:
             # The next leader may not have what was carried: it must not be gone from where it was.
@@ -642,15 +648,17 @@ class MessageStore:
         if self._journal.tail is not tail:
             tail.newest_ms = newest_ms
 
-    def _carry(self, going: retention.Going, carried_max: int) -> bool:
-        """Write again what is still wanted of segments about to go; returns whether that was all."""
+    def _carry(self, going: retention.Going, carried_max: int, lost: list[int]) -> bool:
+        """Write again what is still wanted of segments about to go; returns whether that was all but what is `lost`."""
         is_all = not self._delays_left
         if is_all:
             found = self._derived.wheel.pending_between(going.start, going.kept_from, retention.DELAYS_AT_ONCE)
             is_all = len(found) < retention.DELAYS_AT_ONCE
             self._delays_left = found[::-1]
         now_ms = self._clock.now_ms()
-        wanted = retention.carried_forward(self._derived, self._reader, going, self._delays_left, now_ms=now_ms)
+        wanted = retention.carried_forward(
+            self._derived, self._reader, going, self._delays_left, lost=lost, now_ms=now_ms
+        )
         try:
             for count, items in enumerate(wanted, 1):
                 self._writer.append(items, Durability.FLUSHED, atomic=True, upkeep=True)

@@ -329,24 +329,25 @@ DELAYS_AT_ONCE: Final = 1 << 16
 
 
 def carried_forward(
-    derived: Derived, reader: Reader, going: Going, delays: list[Delay], now_ms: int
+    derived: Derived, reader: Reader, going: Going, delays: list[Delay], *, lost: list[int], now_ms: int
 ) -> Iterator[list[Batch | Event]]:
     """What must be written again before segments go; each list belongs into one unit.
 
     Parameters:
         delays: those that were pending there when somebody looked, the first one last; taken out one by one.
+        lost: gets the journal offsets of those that cannot be read.
     """
     start, end = going.start, going.kept_from
     while delays:
         delay = delays.pop()
         is_pending = start <= delay.offset < end and derived.wheel.is_pending(delay.due_ms, delay.offset)
-        found = _readable(reader, delay.offset) if is_pending else None
+        found = _readable(reader, delay.offset, lost) if is_pending else None
         if found is not None:
             done = DelaysDone(pack_offsets([delay.offset]), "carried")
             yield [_copy(found, SCHEDULE_TOPIC, now_ms, due_ms=delay.due_ms), done]
     for raw_id, half in list(derived.state.transactions.items()):
         if start <= half.journal_offset < end:
-            found = _readable(reader, half.journal_offset)
+            found = _readable(reader, half.journal_offset, lost)
             if found is not None and found.message_id == MessageId.from_bytes(raw_id):
                 yield [_copy(found, HALF_TOPIC, now_ms)]
     for topic in list(derived.state.topics_by_id.values()):
@@ -358,7 +359,7 @@ def carried_forward(
             position = derived.state.positions.get(group, topic.id, queue)
             for offset in _unsettled(position, derived.state.first.get(key, 0), going.firsts.get(key, 0)):
                 columns = next(iter(derived.queues.columns(key, offset, offset + 1)))
-                found = _readable(reader, int(columns.offsets[0])) if columns.lengths[0] else None
+                found = _readable(reader, int(columns.offsets[0]), lost) if columns.lengths[0] else None
                 if found is not None:
                     # Settled with its copy: should the segment stay after all, it is not carried again.
                     settled = Settled(
@@ -376,11 +377,12 @@ def _unsettled(position: Position | None, start: int, end: int) -> Iterator[int]
     yield from range(at, end)
 
 
-def _readable(reader: Reader, offset: int) -> Found | None:
+def _readable(reader: Reader, offset: int, lost: list[int]) -> Found | None:
     try:
         return reader.record_at(offset)
     except Damaged:
-        return None  # already counted as damage; there is nothing left to carry
+        lost.append(offset)  # counted as damage
+        return None
 
 
 def _copy(found: Found, topic: str, now_ms: int, due_ms: int | None = None) -> Batch:

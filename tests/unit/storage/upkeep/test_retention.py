@@ -123,6 +123,23 @@ def test_a_group_for_whom_a_topic_is_carried_forward_holds_nothing() -> None:
     assert kept.store.queries.bounds("%DLQ%g", 0) == (1, 2)
 
 
+def test_segments_stay_while_another_member_may_have_what_is_damaged_and_still_wanted() -> None:
+    kept = Kept()
+    kept.store.create_topic("retries", TopicConfig(queues=1, carry_for="billing"))
+    kept.store.append([batch(b"a retry that is wanted", topic="retries")])
+    kept.fill()
+    kept.consume("billing", 0, kept.bounds[1])
+    kept.clock.advance(100 * HOUR)
+    path = min(path for path in kept.files.paths() if path.endswith(".journal"))
+    kept.files.flip_bit(path, kept.files.read_file(path).index(b"a retry that is wanted"))
+    kept.store._reader.cache.clear()
+    kept.store.damage.expect_mending()
+    assert kept.store.retain() == 0
+    ((start, end),) = kept.store.damage.ranges
+    kept.store.damage.give_up(start, end)
+    assert kept.store.retain() > 0, "nobody has it any more"
+
+
 @pytest.mark.parametrize(
     ("changes", "because"),
     [({"keep_unconsumed": False}, "keep_unconsumed = false"), ({"disk_force": 0.85}, "disk_force = 0.85")],
