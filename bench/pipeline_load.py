@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from crc32c import crc32c
 
 import dmq
 from dmq.model import MessageId
@@ -204,6 +205,7 @@ def _messages(first: int, count: int, day: date) -> pa.Table:
     numbers = np.arange(first, first + count)
     begin = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp() * 1e6)
     at = pa.array(begin + numbers % 80_000_000 * 1000).cast(pa.timestamp("us", tz="UTC"))
+    bodies = body_array(count, first)
     columns: dict[str, Any] = {
         "message_id": [Names.message_id(number) for number in range(first, first + count)],
         "journal_offset": numbers * 300,
@@ -214,10 +216,11 @@ def _messages(first: int, count: int, day: date) -> pa.Table:
         "sent_at": at,
         "received_at": at,
         "stored_at": at,
-        "body": body_array(count, first),
+        "body": bodies,
+        "body_crc": [crc32c(body.as_buffer()) for body in bodies],
     }
     same = {"broker": "0123456789abcdef", "topic": TOPIC, "topic_id": 3, "app": "bench", "priority": 4, "flags": 0}
-    same |= {"client": "127.0.0.1:5000", "body_crc": 1, "dt": day, "tag": None, "headers": None}
+    same |= {"client": "127.0.0.1:5000", "dt": day, "tag": None, "headers": None}
     schema = SCHEMAS[MESSAGE]
     arrays = [
         pa.array(columns[field.name], field.type)

@@ -14,6 +14,7 @@ from typing import Final
 import pyarrow as pa
 
 __all__ = [
+    "ARCHIVED",
     "CONSUME_EVENT",
     "COPY",
     "DEAD_LETTER_DAILY",
@@ -41,6 +42,8 @@ POSITION_DAILY: Final = "position_daily"
 DEAD_LETTER_PART: Final = "dead_letter_part"
 DEAD_LETTER_DAILY: Final = "dead_letter_daily"
 RECONCILE_DIFF: Final = "reconcile_diff"
+
+ARCHIVED: Final = (MESSAGE, COPY, KEY_INDEX, CONSUME_EVENT)  # from brokers; the others are made of these
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _HEADERS: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))

@@ -7,12 +7,13 @@ file gets its final name when it is written, and is never renamed; in an object 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyarrow import fs
 
-from dmq.pipeline.object_store import delta_options, file_system, normal_uri, scheme_of, store_errors
+from dmq.pipeline.object_store import delta_options, file_system, normal_uri, scheme_of, store_error, store_errors
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -52,6 +53,53 @@ class Folder(NamedTuple):
         from deltalake import DeltaTable  # tasks only write files, and do not need it
 
         return DeltaTable(self.uri, storage_options=delta_options(self.uri))
+
+    def claim(self, name: str, text: str) -> str:
+        """Make a text the one that a name stands for, unless it stands for another; returns that of who was first.
+
+        The first entry of a table's log is what every store that takes tables writes once. So the text is that.
+
+        Raises:
+            StorageError: the store refuses it.
+        """
+        import pyarrow as pa
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        uri = f"{self.uri}/{name}"
+        with store_errors(uri):
+            try:
+                columns = pa.schema([pa.field("claim", pa.string())])
+                DeltaTable.create(uri, columns, description=text, storage_options=delta_options(uri))
+            except DeltaError as error:
+                theirs = self.claimed(name)
+                if theirs is None:
+                    raise store_error(error, uri) from error
+                return theirs
+        return text
+
+    def claimed(self, name: str) -> str | None:
+        """The text that a name stands for; None if nobody has claimed it."""
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            with store_errors(self.uri):
+                return self.below(name).delta().metadata().description
+        except TableNotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        """What lies in it; nothing if it is not there."""
+        with store_errors(self.uri):
+            found = self.files.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+            return [info.base_name for info in found]
+
+    def below_without(self, names: Iterable[str], inner: str) -> list[str]:
+        """Those of some folders in it in which there is no folder of a name."""
+        asked = [*names]
+        with store_errors(self.uri):
+            found = self.files.get_file_info([f"{self.path}/{name}/{inner}" for name in asked])
+        return [name for name, info in zip(asked, found, strict=True) if info.type == fs.FileType.NotFound]
 
     def check(self) -> None:
         """See that the store answers, and that its bucket is there.

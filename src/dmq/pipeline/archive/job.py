@@ -26,7 +26,7 @@ from dmq.pipeline.archive.extraction import STAGING, Extraction
 from dmq.pipeline.archive.settlement_join import resolved
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.jobs.job import JobResult, Progress, no_progress
-from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
+from dmq.pipeline.tables import ARCHIVED, CONSUME_EVENT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TABLES", "ArchiveJob", "ArchiveOptions", "BatchDone", "app_id_of"]
 
-TABLES: Final = (MESSAGE, COPY, KEY_INDEX, CONSUME_EVENT)  # in the order of their commits
+TABLES: Final = ARCHIVED  # in the order of their commits
 _IDLE_BYTES: Final = 16 << 20
 _CALL_SECONDS: Final = 60.0
 _NAME: Final = "archive"
@@ -177,6 +177,10 @@ class ArchiveJob:
             if ahead.batch == batch:
                 return ahead
             ahead.close()  # another run has written one of the tables; its commits will say so
+        for name, version in batch.after.items():
+            if version is None:
+                with self._committing:
+                    self._archive.table(name).make()  # data files without a log are what a lost log leaves
         return Extraction(self._spark, self._archive, (self._servers, journal_id), batch, thread=self._thread)
 
     # --- the broker -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from dmq.errors import ArchiveConflict, Damaged, InvalidSettings, StorageError
 from dmq.pipeline.archive.folder import Folder, normal_uri
 from dmq.pipeline.archive.parquet import DT, Written
 from dmq.pipeline.object_store import delta_options, store_errors
-from dmq.pipeline.tables import SCHEMAS
+from dmq.pipeline.tables import ARCHIVED, SCHEMAS
 
 __all__ = ["Archive", "ColumnBounds", "LiveFile", "Table"]
 
@@ -114,6 +114,10 @@ class Table:
         rows = zip(*(found[column].to_pylist() for column in columns), strict=True)
         live = [LiveFile(path, f"{self.uri}/{path}", count or 0, size, dt=day) for path, count, size, day in rows]
         return sorted(live, key=lambda file: (file.dt, file.path))
+
+    def make(self) -> None:
+        """See that it has a log; to be called before data files are written for its first commit."""
+        self._made()
 
     def _load(self) -> DeltaTable | None:
         """As it is at this moment.
@@ -350,6 +354,7 @@ class Archive:
 
         Raises:
             InvalidSettings: something else lies there.
+            Damaged: see `check_logs`.
         """
         archive = cls(normal_uri(uri))
         archive.folder.check()
@@ -357,6 +362,7 @@ class Archive:
             info = archive.folder.files.get_file_info(archive.folder.path)
             if info.type.name == "File":
                 raise InvalidSettings(f"{uri} is a file: give the folder for the tables")
+        archive.check_logs(ARCHIVED)
         return archive
 
     @classmethod
@@ -365,9 +371,11 @@ class Archive:
 
         Raises:
             StorageError: there is none, or its store does not answer.
+            Damaged: see `check_logs`.
         """
         archive = cls(normal_uri(uri))
         archive.folder.check()
+        archive.check_logs(ARCHIVED)
         if not archive.exists():
             raise StorageError(f"there is no archive at {archive.uri}: `dmq archive run --tables …` makes one")
         return archive
@@ -379,6 +387,23 @@ class Archive:
                 raise InvalidSettings(f"the archive has no table {name!r}: there are {', '.join(SCHEMAS)}")
             self._tables[name] = Table(self.folder, name)
         return self._tables[name]
+
+    def check_logs(self, names: Iterable[str]) -> None:
+        """See that none of some tables has data files without a log, which would be taken for an empty one.
+
+        Raises:
+            Damaged: one has.
+        """
+        for name in self.folder.below_without(names, "_delta_log"):
+            if any(below.startswith(f"{DT}=") for below in self.folder.below(name).names()):
+                remedy = (
+                    "put _delta_log back from a copy, or move the folder away to archive anew what brokers still have"
+                    if name in ARCHIVED
+                    else f"move the folder away, and run the job that makes {name}"
+                )
+                raise Damaged(
+                    f"{self.uri}/{name} has data files, but no log (_delta_log) that says which of them count: {remedy}"
+                )
 
     def exists(self) -> bool:
         """Whether any table is there."""

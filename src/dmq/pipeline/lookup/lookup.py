@@ -4,7 +4,7 @@ The index table says where a message stands by the hash of what it is looked up 
 that of each file one row group is read, and of most files none. Files are chosen by the statistics in the tables' logs.
 
 What always holds: whatever is found has the very id, key or business id that was asked for, whatever its hash is; what
-was in the tables `fresh_seconds` before a question is found.
+was in the tables `fresh_seconds` before a question is found; a body that is given out matches its checksum.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import pyarrow as pa
+from crc32c import crc32c
 
-from dmq.errors import InvalidRequest
+from dmq.errors import Damaged, InvalidRequest
 from dmq.pipeline.archive.key_index import BUSINESS_ID, KEY, MESSAGE_ID
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup.engine import Bounds as EngineBounds
@@ -180,6 +181,7 @@ def run_sql(uri: str, query: str, bounds: EngineBounds | None = None) -> Result:
         StorageError: there is no archive, or its store does not answer; see `Archive.open`.
     """
     archive = Archive.open(uri)
+    archive.check_logs(SCHEMAS)
     with Engine(bounds) as engine:
         every: list[str] = []
         for name, schema in SCHEMAS.items():
@@ -191,8 +193,17 @@ def run_sql(uri: str, query: str, bounds: EngineBounds | None = None) -> Result:
 
 
 def _row(names: Sequence[str], values: Sequence[Any]) -> Row:
-    """A message as a dictionary: moments as such, headers as properties."""
+    """A message as a dictionary: moments as such, headers as properties.
+
+    Raises:
+        Damaged: its body is not what was archived; Parquet has no checksum of its own.
+    """
     row = dict(zip(names, values, strict=True))
+    if "body" in row and row["body_crc"] not in (None, crc32c(row["body"] or b"")):
+        raise Damaged(
+            f"the body of message {row['message_id']} is not what was archived: a file of table message is damaged, "
+            "put it back from a copy; without bodies the message can be looked up"
+        )
     for name in _TIMES:
         row[name] = None if row[name] is None else _EPOCH + timedelta(microseconds=row[name])
     row["properties"] = {one["key"]: bytes(one["value"]).decode() for one in row.pop("headers") or ()}

@@ -5,6 +5,7 @@ between: new commits, compaction, retention. So the first run that executes writ
 and every run sends from there. It lies in `replay/<replay id>` below the archive's address:
 
     plan.json                  what is to be sent; once this is there, the rows are
+    claim/                     in an object store: the same, as the first entry of a log, which only one run can write
     rows-<token>/<queue>.parquet   the rows for one queue of the target, in order; made by Spark, the plan has the names
     done.json                  it was sent, all of it; the rows are gone then
 
@@ -32,6 +33,7 @@ __all__ = ["Done", "Plan", "Plans", "Target", "check_replay_id"]
 VERSION: Final = 1
 NAMED_FILES: Final = 2  # the version of a plan that names its files, which those who made version 1 would not find
 _ROWS: Final = "rows-"
+_CLAIM: Final = "claim"
 BATCH_ROWS: Final = 2000
 BATCH_BYTES: Final = 512 << 10
 _ID: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -128,6 +130,9 @@ class Plans:
             WrongFormat: another version made it.
         """
         raw = self._read("plan.json")
+        if raw is None and not self.folder.is_local:
+            claimed = self.folder.claimed(_CLAIM)  # by a run that was killed before it wrote the file
+            raw = None if claimed is None else claimed.encode()
         if raw is None:
             return None
         try:
@@ -146,7 +151,10 @@ class Plans:
     def keep(self, plan: Plan) -> Plan:
         """Make it the plan, unless somebody else was quicker: then theirs is it."""
         raw = msgspec.json.format(msgspec.json.encode(plan), indent=2)
-        if not self._create("plan.json", raw):
+        is_ours = self.load() is None
+        if is_ours and not self.folder.is_local:
+            is_ours = self.folder.claim(_CLAIM, raw.decode()) == raw.decode()
+        if not is_ours or not self._create("plan.json", raw):
             theirs = self.load()
             assert theirs is not None
             self.drop(plan.folder)
@@ -173,7 +181,10 @@ class Plans:
                 return bytes(stream.read())
 
     def _create(self, name: str, raw: bytes) -> bool:
-        """Write a file that is there whole or not at all; False if it was there already."""
+        """Write a file that is there whole or not at all; False if it was there already.
+
+        In an object store, of two at once the last one counts: what must be written once is claimed before.
+        """
         path = f"{self.folder.path}/{name}"
         self.folder.make()
         if not self.folder.is_local:

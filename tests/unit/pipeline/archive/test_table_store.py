@@ -20,8 +20,9 @@ from pyarrow import fs
 from dmq.errors import ArchiveConflict, Damaged, InvalidSettings, StorageError
 from dmq.pipeline.archive.parquet import Written, write_days, write_parquet
 from dmq.pipeline.archive.table_store import Archive, Table
+from dmq.pipeline.lookup.lookup import run_sql
 from dmq.pipeline.object_store import open_parquet
-from dmq.pipeline.tables import CONSUME_EVENT, SCHEMAS
+from dmq.pipeline.tables import CONSUME_EVENT, METRICS_1M, SCHEMAS
 from tests.object_store import ObjectStore
 
 DAY = date(2030, 1, 31)
@@ -193,6 +194,33 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path: Path) -> None:
         entry.write_text(entry.read_text()[:20])
     with pytest.raises(Damaged, match=r"the log of .* cannot be read, put _delta_log back from a copy"):
         table_at(str(tmp_path)).rows()
+
+
+def test_data_files_without_a_log_are_not_taken_for_an_empty_table(place: str) -> None:
+    table = table_at(place)
+    table.commit(written(table, 0, 1), app_id="x", version=1)
+    metrics = Archive.create(place).table(METRICS_1M)
+    metrics.folder.make(f"dt={DAY}")
+    metrics.folder.files.copy_file(table.live_files()[0].uri.removeprefix("s3://"), f"{metrics.folder.path}/dt={DAY}/x")
+    Archive.open(place)  # a derived table can be made again
+    with pytest.raises(Damaged, match=r"metrics_1m has data files, but no log .* run the job that makes metrics_1m"):
+        run_sql(place, "SELECT 1")
+    table.folder.files.delete_dir(f"{table.folder.path}/_delta_log")
+    for opened in (Archive.open, Archive.create):
+        with pytest.raises(
+            Damaged, match=r"consume_event has data files, but no log .*: put _delta_log back from a copy"
+        ):
+            opened(place)
+
+
+def test_a_table_that_is_made_before_its_files_are_written_is_whole_at_any_moment(place: str) -> None:
+    table = table_at(place)
+    table.make()
+    files = written(table, 0, 1)
+    assert Archive.open(place).table(CONSUME_EVENT).rows() == 0, "a run that was killed here"
+    table.commit(files, app_id="x", version=1)
+    table.make()
+    assert table_at(place).rows() == 1
 
 
 def test_files_are_chosen_by_day_and_by_the_values_in_them(place: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmq.errors import InvalidRequest, StorageError
+from dmq.errors import Damaged, InvalidRequest, StorageError
 from dmq.model import MessageId
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup import key_lookup
@@ -50,6 +50,21 @@ def test_a_message_is_found_by_its_id_with_all_it_has(lookup: Lookup) -> None:
     expected = message_row(777, stored_at=NOON + timedelta(seconds=77_700), business_id="u-77")
     del expected["headers"]
     assert found == expected | {"properties": {"n": "777"}, "body_bytes": len(b"body 777")}
+
+
+def test_a_body_that_is_not_what_was_archived_is_told(tmp_path: Path) -> None:
+    archive = Archive.create(str(tmp_path))
+    bodies = {0: b"", 1: b"one", 2: None}
+    rows = [message_row(number) | {"body": body} for number, body in bodies.items()]
+    rows[0]["body_crc"], rows[2]["body_crc"] = 0, None  # nothing is known of the last one
+    commit_messages(archive, rows)
+    with Lookup(str(tmp_path)) as lookup:
+        assert [row["body"] for row in (*lookup.by_key("order-0"), *lookup.by_key("order-2"))] == [b"", None]
+        with pytest.raises(Damaged, match=f"the body of message {MessageId(7, 1)} is not what was archived"):
+            lookup.by_key("order-1")
+        with pytest.raises(Damaged, match="put it back from a copy; without bodies the message can be looked up"):
+            lookup.by_time("orders", None, None)
+        assert len(lookup.by_time("orders", None, None, bodies=False)) == 3
 
 
 def test_every_message_is_found_by_its_key(lookup: Lookup) -> None:

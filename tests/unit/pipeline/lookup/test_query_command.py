@@ -23,7 +23,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("archive")
     archive = Archive.create(str(folder))
     rows = [message_row(number, business_id=f"u-{number % 2}") for number in range(10)]
-    rows[4]["body"] = b"\xff\x00"
+    rows[4] = message_row(4, business_id="u-0", body=b"\xff\x00")
     commit_messages(archive, rows)
     later = NOON + timedelta(minutes=1)
     copy = {"message_id": ID, "topic": "%RETRY%g", "queue": 0, "queue_offset": 1, "journal_offset": 1, "group": "g"}

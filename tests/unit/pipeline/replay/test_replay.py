@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.replay.sender import Parcel, parcels
 from dmq.protocol.batch import unpack_batch
 from dmq.records import RecordView, business_hash
+from tests.object_store import ObjectStore
 from tests.unit.pipeline.archives import NOON, commit_messages, message_row
 
 TARGET = Target("again", 11, 4, False)
@@ -185,6 +188,34 @@ def test_a_plan_is_made_once(tmp_path: Path) -> None:
     later, _ = plan_of(archive)
     assert later == plan == plans.load()
     assert [path.name for path in (tmp_path / "replay" / "r").iterdir() if path.is_dir()] == [plan.folder]
+
+
+def test_of_two_that_begin_at_once_in_an_object_store_one_makes_the_plan(object_store: ObjectStore) -> None:
+    archive = Archive.create(f"{object_store.bucket()}/archive")
+    commit_messages(archive, [message_row(number) for number in range(10)])
+    together = threading.Barrier(4)
+
+    def begin() -> Plan:
+        rival = Archive.open(archive.uri)
+        together.wait()
+        return plan_of(rival)[0]
+
+    with ThreadPoolExecutor(4) as threads:
+        plans = [begun.result() for begun in [threads.submit(begin) for _ in range(4)]]
+    assert plans == [plans[0]] * 4
+    kept = Plans(archive.folder, "r")
+    assert kept.load() == plans[0]
+    folders = {path.split("/")[0] for path in object_store.paths(kept.folder.uri) if "/" in path}
+    assert folders == {plans[0].folder, "claim"}, "the rows of the others are gone"
+
+
+def test_a_plan_that_was_claimed_in_an_object_store_counts_though_its_run_was_killed(object_store: ObjectStore) -> None:
+    archive = Archive.create(f"{object_store.bucket()}/archive")
+    commit_messages(archive, [message_row(number) for number in range(10)])
+    plan, plans = plan_of(archive)
+    plans.folder.files.delete_file(f"{plans.folder.path}/plan.json")
+    commit_messages(archive, [message_row(10)])
+    assert plan_of(archive)[0] == plan
 
 
 def test_the_same_choice_of_the_same_rows_has_the_same_producer_and_others_have_others(tmp_path: Path) -> None:
