@@ -88,11 +88,11 @@ class Folder(NamedTuple):
         except TableNotFoundError:
             return None
 
-    def names(self) -> list[str]:
-        """What lies in it; nothing if it is not there."""
+    def folders(self) -> list[str]:
+        """The names of the folders in it; none if it is not there."""
         with store_errors(self.uri):
             found = self.files.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
-            return [info.base_name for info in found]
+            return [info.base_name for info in found if info.type == fs.FileType.Directory]
 
     def below_without(self, names: Iterable[str], inner: str) -> list[str]:
         """Those of some folders in it in which there is no folder of a name."""

@@ -395,7 +395,7 @@ class Archive:
             Damaged: one has.
         """
         for name in self.folder.below_without(names, "_delta_log"):
-            if any(below.startswith(f"{DT}=") for below in self.folder.below(name).names()):
+            if any(below.startswith(f"{DT}=") for below in self.folder.below(name).folders()):
                 remedy = (
                     "put _delta_log back from a copy, or move the folder away to archive anew what brokers still have"
                     if name in ARCHIVED

@@ -23,7 +23,18 @@ from dmq.errors import ArchiveConflict
 if TYPE_CHECKING:
     from dmq.pipeline.archive.table_store import LiveFile, Table
 
-__all__ = ["News", "Source", "added", "keep_up", "mark_of", "news_of", "remember", "source_of", "undisturbed"]
+__all__ = [
+    "News",
+    "Source",
+    "added",
+    "keep_up",
+    "mark_of",
+    "news_of",
+    "portions",
+    "remember",
+    "source_of",
+    "undisturbed",
+]
 
 _Done = TypeVar("_Done")
 _TRIES: Final = 20
@@ -85,6 +96,32 @@ def news_of(source: Table, derived: Table, *, everything: bool = False) -> News:
     lost = {dt for path, dt in paths.items() if path not in by_path}
     files = [file.uri for file in live if file.path in paths or file.dt in lost]
     return News(version, dts & frozenset(file.dt for file in live), tuple(files), has_old=bool(lost))
+
+
+def portions(source: Table, derived: Table, news: News, rows_max: int) -> list[News]:
+    """The same news as several, one after the other: each of whole commits that have so many rows, or of one."""
+    seen = derived.version_of(mark_of(source))
+    assert seen is not None, "where that is not known, everything is news"
+    live = {file.path: file for file in source.live_files(news.dts)}
+    parts: list[News] = []
+    rows = rows_max
+    for version in range(seen + 1, news.version + 1):
+        paths = _paths_since(source, version - 1, version)
+        files = [file for path in paths or () if (file := live.get(path)) is not None]
+        has_old = paths is None or len(files) < len(paths)
+        count = sum(file.rows for file in files)
+        if rows + count > rows_max:
+            parts.append(News(version, frozenset(), ()))
+            rows = 0
+        before = parts[-1]
+        parts[-1] = News(
+            version,
+            before.dts | {file.dt for file in files},
+            (*before.files, *(file.uri for file in files)),
+            has_old=before.has_old or has_old,
+        )
+        rows += count
+    return parts
 
 
 def undisturbed(work: Callable[[], _Done]) -> _Done:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dmq.pipeline.archive.parquet import write_days
-from dmq.pipeline.jobs.changes import News, mark_of
+from dmq.pipeline.jobs.changes import News, mark_of, portions
 from dmq.pipeline.jobs.frames import OFFERED_AT
 from dmq.pipeline.jobs.table_files import BLOOM, SORT
 from dmq.pipeline.lookup.engine import Bounds, Engine
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Merged", "merge"]
 
-NEW_ROWS_MAX = 1_000_000  # of both sources; more is for Spark
+NEW_ROWS_MAX = 1_000_000  # of both sources at a time; one commit with more is for Spark
 OLD_ROWS_MAX: Final = 5_000_000  # of files that are written anew
 _MEMORY_BYTES: Final = 2 << 30
 
@@ -97,6 +97,8 @@ class Merged(NamedTuple):
 def merge(archive: Archive, messages: News, events: News, lateness: timedelta) -> Merged | None:
     """Merge news into `trace` and commit it; None if days have to be made anew: there is too much, or no telling.
 
+    Where there is much, it is committed in portions, and some of it is done when the answer is None.
+
     Raises:
         ArchiveConflict: another job changed the table meanwhile; nothing was done.
     """
@@ -105,7 +107,7 @@ def merge(archive: Archive, messages: News, events: News, lateness: timedelta) -
     if any(news.has_old or trace.version_of(mark_of(source)) is None for source, news in sources.items()):
         return None
     if sum(_rows(source, news) for source, news in sources.items()) > NEW_ROWS_MAX:
-        return None
+        return _merge_portions(archive, messages, events, lateness)
     with Engine(Bounds(memory_bytes=_MEMORY_BYTES)) as engine:
         engine.reach(archive.uri)
         fresh = _read(engine, _FRESH, messages, MESSAGE)
@@ -129,6 +131,26 @@ def merge(archive: Archive, messages: News, events: News, lateness: timedelta) -
     ]
     trace.edit(found, written, {mark_of(source): news.version for source, news in sources.items() if news.version >= 0})
     return Merged(rows.num_rows, frozenset(pc.unique(rows["dt"]).to_pylist()))
+
+
+def _merge_portions(archive: Archive, messages: News, events: News, lateness: timedelta) -> Merged | None:
+    """`merge` for many rows, some commits at a time; None if one commit has too many, or a portion cannot be merged.
+
+    Messages come first: an event is about a message of the same commits, or of earlier ones.
+    """
+    message, event, trace = archive.table(MESSAGE), archive.table(CONSUME_EVENT), archive.table(TRACE)
+    done = Merged(0, frozenset())
+    for source, news in ((message, messages), (event, events)):
+        for portion in portions(source, trace, news, NEW_ROWS_MAX):
+            if _rows(source, portion) > NEW_ROWS_MAX:
+                return None
+            still = {table: News(trace.version_of(mark_of(table)) or 0, frozenset(), ()) for table in (message, event)}
+            parts = still | {source: portion}
+            merged = merge(archive, parts[message], parts[event], lateness)
+            if merged is None:
+                return None
+            done = Merged(done.rows + merged.rows, done.dts | merged.dts)
+    return done
 
 
 def _rows(source: Table, news: News) -> int:

@@ -76,6 +76,24 @@ def test_in_whatever_portions_rows_come_the_traces_are_the_same(archive: Archive
     check(archive, days)
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_much_that_is_new_is_merged_some_commits_at_a_time(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance, days = random.Random(seed), made(seed=seed)
+    for version, part in enumerate(portions(days, chance)):
+        archive_rows(archive, part, version)
+    rows_max = max(file.rows for name in (MESSAGE, CONSUME_EVENT) for file in archive.table(name).live_files()) * 2
+    monkeypatch.setattr(trace_merge, "NEW_ROWS_MAX", rows_max)
+    news = sum(archive.table(name).rows() for name in (MESSAGE, CONSUME_EVENT))
+    before = archive.table(TRACE).version()
+    assert merge_news(archive) is not None
+    assert 2 * news / rows_max + 2 > archive.table(TRACE).version() - before > news / rows_max > 2
+    check(archive, days)
+    sources = [archive.table(name) for name in (MESSAGE, CONSUME_EVENT)]
+    assert [news_of(source, archive.table(TRACE)).files for source in sources] == [(), ()]
+
+
 def test_a_message_with_rows_in_two_files_is_taken_out_of_both(archive: Archive) -> None:
     days = Days()
     message = days.message("orders", 0, 0, MIDNIGHT)
@@ -109,7 +127,7 @@ def test_days_are_left_to_spark_where_there_is_too_much_or_no_telling(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive_rows(archive, made(count=20), 1, chunk=5)
-    monkeypatch.setattr(trace_merge, "NEW_ROWS_MAX", 5)
+    monkeypatch.setattr(trace_merge, "NEW_ROWS_MAX", 4)
     assert merge_news(archive) is None
     monkeypatch.undo()
     message = archive.table(MESSAGE)
