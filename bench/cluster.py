@@ -1,6 +1,6 @@
 """What clients and brokers pay for many shards: CPU time a message over three of them, beside a lone broker.
 
-    python -m bench.cluster [--only produce,consume,topics] [--rounds N] [--durability stored] [--json FILE]
+    python -m bench.cluster [--only produce,consume,owned,topics] [--rounds N] [--durability stored] [--json FILE]
 
 The three shards have one member each, so that what is compared is routes and not replication. All run on one machine
 and share its cores: CPU time is compared, not throughput. Each round measures the lone broker, the cluster, and the
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,12 +35,15 @@ from dmq.registry.registry import Create, Put
 from dmq.registry.url import open_registry
 from dmq.testing.processes import BrokerProcess, DevClusterProcess, cpu_seconds, resident_bytes
 from tests.integration.cluster.processes import ClusterProcesses
+from tests.integration.cluster.questions import ask
 from tests.integration.frame_client import RawClient
+from tests.patience import eventually
 
 _BAR: Final = 1.15
 _SHARDS: Final = 3
 _QUEUES: Final = 4
 _AT_ONCE: Final = 100
+_FEW: Final = 2000  # messages: a group that consumes so few does little more than begin
 
 
 class ClusterBench(NamedTuple):
@@ -156,15 +161,90 @@ def producing(bench: ClusterBench) -> list[Row]:
 
 
 def consuming(bench: ClusterBench) -> list[Row]:
-    """Of a backlog that each group consumes from its first message on."""
+    """Of a backlog that each group consumes from its first message on: a long one, and one that is all beginning."""
     rows = []
     with Field(bench) as field:
-        for do, what, count in (("pull", "pull and ack by 500", 100_000), ("push", "a handler for each", 20_000)):
-            field.make(do)
-            for one in (field.lone, field.cluster):
-                one.load.do("send_many", topic=do, count=count)
-            rows.append(row(what, field.compare(do, topic=do, count=count)))
+        for do, what, count in (("pull", "pull and ack by 500", 600_000), ("push", "a handler for each", 200_000)):
+            for topic, size in ((do, count), (f"{do}-few", _FEW)):
+                field.make(topic)
+                for one in (field.lone, field.cluster):
+                    one.load.do("send_many", topic=topic, count=size)
+            long = field.compare(do, topic=do, count=count)
+            rows.append(row(f"{what}, {count:,}", long))
+            rows.append(beginning(what, long, field.compare(do, topic=f"{do}-few", count=_FEW)))
     return rows
+
+
+def beginning(what: str, long: list[Round], short: list[Round]) -> Row:
+    """What a group costs before its first messages: what few of them cost beyond the same number of many."""
+
+    def milliseconds(which: Callable[[Round], float]) -> float:
+        return (statistics.median(map(which, short)) - statistics.median(map(which, long))) * _FEW / 1e3
+
+    found = {
+        "client": milliseconds(lambda one: one.cluster.client),
+        "client alone": milliseconds(lambda one: one.lone.client),
+        "brokers": milliseconds(lambda one: one.cluster.brokers),
+        "broker alone": milliseconds(lambda one: one.lone.brokers),
+    }
+    reached = f"client {found['client']:.1f} ms beside {found['client alone']:.1f}, "
+    reached += f"brokers {found['brokers']:.1f} ms beside {found['broker alone']:.1f}"
+    figures = {**found, "rounds": [one._asdict() for one in short]}
+    return Row(f"{what}: the beginning of a group", "", reached, "", figures)
+
+
+# --- a leader dies ----------------------------------------------------------------------------------------------------
+
+
+def owned(bench: ClusterBench) -> list[Row]:
+    """How long the queues of a shard are without a consumer when its leader is killed, beyond the election."""
+    elected, consumed = [], []
+    with (
+        ClusterProcesses(bench.folder / "owned", _SHARDS, 2) as cluster,
+        dmq.connect(cluster.url, app="bench", timeout=60.0) as client,
+    ):
+        client.admin.create_topic("owned", queues=_QUEUES)
+        number, last = cluster.numbers["s1"], dict.fromkeys(range(_QUEUES), 0.0)
+
+        def handle(message: dmq.ReceivedMessage) -> None:
+            if message.shard == number:
+                last[message.queue] = time.monotonic()
+
+        consumer = client.consumer("owned", "owners")
+        threading.Thread(target=consumer.run, args=(handle, _QUEUES)).start()
+        producer, is_over = client.producer(timeout=60.0), threading.Event()
+
+        def send() -> None:
+            for at in itertools.count():
+                producer.send_async("owned", b"x", business_id=f"b-{at % 200}", ordered=True)
+                if is_over.wait(0.005):
+                    return
+
+        threading.Thread(target=send).start()
+        for _ in range(bench.rounds):
+            eventually(lambda: all(last.values()))
+            victim = cluster.leader("s1")
+            killed_at = time.monotonic()
+            cluster.members[victim].kill()
+            cluster.members[victim].start()  # two members have to have everything before any of them serves
+            eventually(lambda: _is_served(cluster))
+            led_at = time.monotonic()
+            eventually(lambda: all(at > led_at for at in last.values()))  # noqa: B023
+            elected.append(led_at - killed_at)
+            consumed.append(max(last.values()) - led_at)
+            eventually(lambda: len(cluster.in_sync("s1")) == 2)
+        is_over.set()
+        consumer.close()
+        producer.close()
+    reached = f"{Spread(consumed)} s after the next leader serves, which it does {Spread(elected)} s after the kill"
+    what = f"a leader is killed: until all {_QUEUES} queues of its shard are consumed"
+    return [Row(what, "<= 3 s", reached, verdict(max(consumed) <= 3, min(consumed) <= 3), {"rounds": consumed})]
+
+
+def _is_served(cluster: ClusterProcesses) -> bool:
+    """Whether a member leads the first shard, and answers."""
+    ports = [process.port for name, process in cluster.members.items() if name[:-1] == "s1"]
+    return any(ask(port, Command.TOPIC_LIST, TopicList()) is not None for port in ports)
 
 
 # --- many topics, many clients ----------------------------------------------------------------------------------------
@@ -308,7 +388,12 @@ def _crowd(bench: ClusterBench, cluster: ClusterProcesses, pids: list[int]) -> l
     return rows
 
 
-ROWS: dict[str, Callable[[ClusterBench], list[Row]]] = {"produce": producing, "consume": consuming, "topics": many}
+ROWS: dict[str, Callable[[ClusterBench], list[Row]]] = {
+    "produce": producing,
+    "consume": consuming,
+    "owned": owned,
+    "topics": many,
+}
 
 
 def main() -> None:

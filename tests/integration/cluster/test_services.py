@@ -174,17 +174,47 @@ def test_an_asyncio_consumer_hears_all_shards_in_order(cluster: ClusterProcesses
     client.admin.delete_topic("steps-async")
 
 
+def refused(spool: Path, topic: str, *shards: int) -> RefusedFolder:
+    """A spool with refused batches of two messages for queue 1 of these shards; one of shard 0 is not bound to any."""
+    (spool / "journal").mkdir()
+    folder = RefusedFolder(OsFiles(spool, create=False), 1 << 20)
+    for number, shard in enumerate(shards):
+        records = encode_batch(topic, "shop", [dmq.Message(b"%d" % shard)] * 2, sent_at_ms=1)
+        body = tuple(pack_batch(records))
+        head = Head(topic, place_of(1, shard), 2, 0, Durability.FLUSHED, is_pinned=bool(shard))
+        folder.add(Kept(number, head, body, sum(map(len, body))), dmq.NotAllowed("not now"), 1)
+    return folder
+
+
+def test_a_refused_batch_whose_slot_is_gone_stays_in_the_spool_and_holds_up_no_other(
+    cluster: ClusterProcesses, client: dmq.Client, tmp_path: Path
+) -> None:
+    client.admin.create_topic("moved", queues=2)
+    folder = refused(tmp_path, "moved", 2, 9, 3, 0)  # there never was a shard 9
+    gone = client.admin.shard_names[2]
+    client.admin.place_topic("moved", remove=gone, force=True)
+    done = run("spool", "resend", str(tmp_path), "--all", "--url", cluster.url, "--format", "json")
+    assert done.code == 1
+    assert f"batch 0 stays: its order binds it to queue 1 of shard {gone}" in done.err
+    assert f"dmq topic place moved --add {gone}" in done.err
+    assert "batch 1 stays" in done.err
+    assert [row["number"] for row in json.loads(done.out)] == [2, 3]
+    assert folder.numbers() == [0, 1]
+    client.admin.place_topic("moved", add=gone)
+    assert run("spool", "resend", str(tmp_path), "0", "--url", cluster.url).code == 0
+    assert folder.numbers() == [1]
+    with client.consumer("moved", "late") as consumer:
+        found = [(message.shard, message.body) for message in pulled(consumer, 6)]
+    assert sorted(body for _, body in found) == [b"0", b"0", b"2", b"2", b"3", b"3"]
+    assert {shard for shard, body in found if body == b"2"} == {2}
+    client.admin.delete_topic("moved")
+
+
 def test_refused_batches_of_a_spool_go_to_the_shards_they_were_meant_for(
     cluster: ClusterProcesses, client: dmq.Client, tmp_path: Path
 ) -> None:
     client.admin.create_topic("refused", queues=2)
-    (tmp_path / "journal").mkdir()
-    folder = RefusedFolder(OsFiles(tmp_path, create=False), 1 << 20)
-    for number, shard in enumerate((1, 2, 3, 0)):  # the last is not bound to any
-        records = encode_batch("refused", "shop", [dmq.Message(b"%d" % shard)] * 2, sent_at_ms=1)
-        body = tuple(pack_batch(records))
-        head = Head("refused", place_of(1, shard), 2, 0, Durability.FLUSHED, is_pinned=bool(shard))
-        folder.add(Kept(number, head, body, sum(map(len, body))), dmq.NotAllowed("not now"), 1)
+    folder = refused(tmp_path, "refused", 1, 2, 3, 0)
     done = run("spool", "resend", str(tmp_path), "--all", "--url", cluster.url, "--format", "json")
     assert done.code == 0, done.err
     names = client.admin.shard_names

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -341,6 +341,13 @@ class Catalog:
     def groups_at(self, topic: Topic) -> list[str]:
         """The groups that have positions in a topic."""
         return self._queries.groups_at(topic.id)
+
+    def consumed(self) -> Iterator[tuple[str, str]]:
+        """All topics with the groups that have positions in them."""
+        names = {topic.id: topic.name for topic in self.all()}
+        for group in self._queries.groups():
+            for topic_id in {place[0] for place in self._queries.positions_of(group)} & names.keys():
+                yield names[topic_id], group
 
     async def put_slot(
         self, name: str, config: TopicConfig, slot: tuple[int, int, bool], groups: Sequence[str] = ()

@@ -2,7 +2,8 @@
 
 What always holds: a group that the registry names has positions in a slot that is added to its topic before the slot
 takes a message, at its beginning. So a group that is away then, and begins at the end of what is new to it, misses
-nothing.
+nothing. The registry names a group soon after its first positions are written; a leader that is gone in between has its
+successor see to that, which goes through all groups of its journal when it begins.
 """
 
 from __future__ import annotations

@@ -152,6 +152,8 @@ class ClusterTopics:
         self._news.set()
         self._runtime.tasks.run(self._keep(), lambda error: None)
         self._runtime.tasks.run(self._watch_removed(), lambda error: None)
+        for topic, group in self._catalog.consumed():  # the leader before us may have died before they were named
+            self.groups.began(topic, group)
         self.groups.start()
 
     def end(self) -> None:

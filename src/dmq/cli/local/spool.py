@@ -10,9 +10,10 @@ import typer
 from dmq.cli.options import DEFAULT_URL, Format, Formatted, Url, connected, make_app
 from dmq.cli.output import moment, shard_fact, show_rows
 from dmq.errors import WrongFormat
+from dmq.model import place_queue, place_shard
 
 if TYPE_CHECKING:
-    from dmq.client.spool.refused import RefusedFolder
+    from dmq.client.spool.refused import RefusedBatch, RefusedFolder
 
 __all__ = ["app"]
 
@@ -76,15 +77,15 @@ def resend(
 ) -> None:
     """Send refused batches after all; those that a broker takes leave the spool.
 
-    Mend the cause first. The messages get new ids, and come behind those sent since.
+    Mend the cause first. The messages get new ids, and come behind those sent since. A batch of ordered messages whose
+    queue takes no more, because its shard has no slot of the topic now, stays in the spool, and the others are sent.
     """
     from dmq.client.connection.route_book import ANY
     from dmq.client.spool.refused import send_refused
-    from dmq.model import place_shard
 
     folder = _folder(directory)
     chosen = _chosen(folder, numbers, take_all)
-    rows = []
+    rows, kept = [], 0
     with connected(url) as client:
         for number in chosen:
             batch = folder.read(number)
@@ -92,6 +93,10 @@ def resend(
             if router.book is not None:
                 router.learn(topic, _SECONDS)
             place = batch.kept.head.queue if batch.kept.head.is_pinned and place_shard(batch.kept.head.queue) else ANY
+            if router.book is not None and place != ANY and place not in router.book.places(topic):
+                kept += 1
+                typer.echo(_homeless(number, batch, router.shard_name(place_shard(place))), err=True)
+                continue
             reply = send_refused(router.pool_for(topic, place).connection(), batch, _SECONDS)
             folder.drop(number)
             rows.append(
@@ -104,7 +109,19 @@ def resend(
                     "messages": batch.kept.head.count,
                 }
             )
-    show_rows(rows, form, empty="nothing was refused")
+    show_rows(rows, form, empty="nothing was sent" if kept else "nothing was refused")
+    if kept:
+        raise typer.Exit(1)
+
+
+def _homeless(number: int, batch: RefusedBatch, shard: str) -> str:
+    """The sentence for a batch whose queue is gone."""
+    head = batch.kept.head
+    return (
+        f"batch {number} stays: its order binds it to queue {place_queue(head.queue)} of shard {shard}, which takes no "
+        f"messages of {head.topic} now; give it a slot again with `dmq topic place {head.topic} --add {shard}`, or "
+        "drop the batch and send its messages anew"
+    )
 
 
 @app.command()

@@ -464,6 +464,29 @@ async def test_a_group_misses_nothing_of_a_slot_that_is_added_while_it_is_away()
         assert s2.broker.queries.groups() == ["g", "older"]
 
 
+@on_a_loop
+async def test_a_group_whose_leader_died_before_the_registry_named_it_is_named_by_the_next_one() -> None:
+    async with leaders("s1", "s2") as cluster:
+        s1, s2 = cluster.shards.values()
+        await s1.create("t")
+        await _place(s1, "t", remove="s2", is_forced=True)
+        await cluster.until(lambda: s2.broker.catalog.find("t") is None)
+        s1.client.cut()
+        await s1.broker.changes.after(lambda: s1.broker.groups.create("g", "t"))
+        assert s1.broker.queries.groups() == ["g"]
+        assert not await cluster.writer.children(PATHS.topic("t"))
+        await s1.end()
+        s1.client.mend()
+        await cluster.writer.write([Delete(PATHS.node("s1"), None)])
+        await s1.come_back()
+        assert s1.broker.queries.groups() == ["g"]
+        async with asyncio.timeout(20):
+            while not await cluster.writer.children(PATHS.topic("t")):
+                await asyncio.sleep(0.001)
+        await _place(s1, "t", add="s2")
+        assert {found.floor for found in s2.broker.queries.positions_of("g").values()} == {0}, "it misses nothing"
+
+
 async def _entry(cluster: Leaders, group: str) -> bytes:
     found = await cluster.writer.read(PATHS.consumer("t", group))
     assert found is not None
