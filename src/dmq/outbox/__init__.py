@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dmq.outbox.alerts import Alert, AlertKind
     from dmq.outbox.inbox.aio_inbox import AioInbox
-    from dmq.outbox.inbox.consumption import Rollback
+    from dmq.outbox.inbox.consumption import GapPolicy, Rollback
     from dmq.outbox.inbox.decorator import consumes_messages
-    from dmq.outbox.inbox.gap_policy import GapPolicy
     from dmq.outbox.inbox.inbox import Inbox
     from dmq.outbox.repair.compensator import Compensation, Compensator
     from dmq.outbox.repair.confirm_service import ConfirmOptions
@@ -61,7 +60,7 @@ _LATER = {
     "Compensation": "dmq.outbox.repair.compensator",
     "Compensator": "dmq.outbox.repair.compensator",
     "ConfirmOptions": "dmq.outbox.repair.confirm_service",
-    "GapPolicy": "dmq.outbox.inbox.gap_policy",
+    "GapPolicy": "dmq.outbox.inbox.consumption",
     "Inbox": "dmq.outbox.inbox.inbox",
     "MessageService": "dmq.outbox.sender.service",
     "OutboxMessage": "dmq.outbox.sender.message_row",

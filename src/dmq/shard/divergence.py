@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dmq.storage.state.epochs import EpochRow
+from dmq.storage.state.state import EpochRow
 
 __all__ = ["common_end"]
 

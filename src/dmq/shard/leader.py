@@ -18,7 +18,7 @@ from dmq.shard.feed import Feed, Pace, Reading, Standpoint, Tail
 from dmq.shard.in_sync import InSyncSet
 from dmq.shard.serving_right import PROMISE_SECONDS, TRUSTED, Right, right_to_serve
 from dmq.storage.files import Buffer
-from dmq.storage.state.epochs import EpochRow
+from dmq.storage.state.state import EpochRow
 from dmq.storage.store import MessageStore
 from dmq.storage.upkeep.identity import Membership
 

@@ -1,6 +1,6 @@
 """The message store: one journal, and everything derived from it.
 
-In reading order: `files` and `file_pool` are the disk, `ballast` and `disk_space` how full it is; `journal` is the log
+In reading order: `files` and `file_pool` are the disk, `disk_space` how full it is; `journal` is the log
 of units; `index`, `delay` and `state` are what is derived from it; `read` finds records; `upkeep` opens, checkpoints,
 recovers and retains; `replica` follows a leader's journal; `queries` answers questions, `store` writes, and
 `group_commit` is the owner of a store for many threads; `offline` looks into a directory that no broker has open.
@@ -19,6 +19,5 @@ Each room imports only from those below it:
     journal    unit, unit_builder, journal, scanner, window_cache
     file_pool
     disk_space
-    ballast
     files
 """

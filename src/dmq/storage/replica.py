@@ -38,7 +38,7 @@ from dmq.storage.journal.scanner import Scanner, units_at
 from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, Header, Unit, is_intact, parse_unit, read_header
 from dmq.storage.journal.unit_writer import FlushTicket
 from dmq.storage.state.derived import Derived
-from dmq.storage.state.epochs import EpochTable
+from dmq.storage.state.state import EpochTable
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
 from dmq.storage.upkeep.damage import Damage
 from dmq.storage.upkeep.directory import Disk, Opened, mark_running, open_replica, rebuild

@@ -36,9 +36,8 @@ from dmq.storage.journal.unit_writer import Beginning, FlushTicket, Lone, Writer
 from dmq.storage.queries import Queries
 from dmq.storage.read.reader import Reader
 from dmq.storage.replica import LastUnit, Replica
-from dmq.storage.state.epochs import EpochTable
 from dmq.storage.state.events import EpochStarted, Event, PositionSet, TopicDropped, TopicPut
-from dmq.storage.state.state import Topic
+from dmq.storage.state.state import EpochTable, Topic
 from dmq.storage.upkeep import retention
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
 from dmq.storage.upkeep.damage import Damage

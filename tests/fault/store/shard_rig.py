@@ -18,9 +18,9 @@ from dmq.shard.divergence import common_end
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit_draft import Batch
 from dmq.storage.replica import Replica, join
-from dmq.storage.state.epochs import EpochRow
 from dmq.storage.state.events import Settled
 from dmq.storage.state.producers import REMEMBERED
+from dmq.storage.state.state import EpochRow
 from dmq.storage.store import Leading, MessageStore
 from dmq.testing import FakeClock, MemoryFiles
 

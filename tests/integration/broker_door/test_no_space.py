@@ -10,7 +10,7 @@ import pytest
 
 from dmq.errors import DiskFull
 from dmq.protocol.consume import Outcome
-from dmq.storage.ballast import BALLAST
+from dmq.storage.disk_space import BALLAST
 from dmq.storage.state.events import PositionSet
 from dmq.testing import MemoryFiles
 from tests.integration.broker_door.doors import Door, opened

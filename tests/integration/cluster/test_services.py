@@ -17,7 +17,7 @@ import dmq
 import dmq.aio
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.client.spool.parcel import Head, Kept
-from dmq.client.spool.refused import RefusedFolder
+from dmq.client.spool.spool import RefusedFolder
 from dmq.model import Durability, place_of
 from dmq.outbox import BusinessState, Inbox, MessageService
 from dmq.protocol.batch import pack_batch

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq.shard.divergence import common_end
-from dmq.storage.state.epochs import ROWS_MAX, EpochRow, EpochTable
+from dmq.storage.state.state import ROWS_MAX, EpochRow, EpochTable
 
 
 def rows(*spans: tuple[int, int, int]) -> list[EpochRow]:

@@ -12,7 +12,7 @@ import pytest
 from dmq.errors import DiskFull
 from dmq.model import Durability
 from dmq.settings import StoreSettings
-from dmq.storage.ballast import BALLAST
+from dmq.storage.disk_space import BALLAST
 from dmq.storage.files import DiskUsage, OsFiles
 from dmq.storage.journal.unit_draft import Placement
 from dmq.storage.state.events import PositionSet

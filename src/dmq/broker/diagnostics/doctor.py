@@ -28,7 +28,7 @@ from dmq.registry.paths import Paths, name_of
 from dmq.registry.registry import Entry, Registry
 from dmq.registry.url import check_registry_url, open_registry, registry_troubles
 from dmq.settings import BrokerSettings, Settings, StoreSettings, format_size
-from dmq.storage.ballast import BALLAST
+from dmq.storage.disk_space import BALLAST
 from dmq.storage.files import DiskUsage, OsFiles
 from dmq.storage.offline.verification import holder
 from dmq.storage.upkeep.identity import IDENTITY

@@ -29,8 +29,7 @@ from dmq.broker.diagnostics.explanation import (
     paragraph,
     until,
 )
-from dmq.broker.diagnostics.message_history import Copy, Life, look_up
-from dmq.broker.diagnostics.trace import NOT_KEPT, Leased, Step, steps_of
+from dmq.broker.diagnostics.message_history import NOT_KEPT, Copy, Leased, Life, Step, look_up, steps_of
 from dmq.broker.schedule.release_unit import topic_since
 from dmq.model import (
     DLQ_PREFIX,

@@ -13,7 +13,7 @@ from dmq.errors import WrongFormat
 from dmq.model import place_queue, place_shard
 
 if TYPE_CHECKING:
-    from dmq.client.spool.refused import RefusedBatch, RefusedFolder
+    from dmq.client.spool.spool import RefusedBatch, RefusedFolder
 
 __all__ = ["app"]
 
@@ -28,7 +28,7 @@ All = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 
 def _folder(directory: Path) -> RefusedFolder:
-    from dmq.client.spool.refused import FOLDER, RefusedFolder
+    from dmq.client.spool.spool import FOLDER, RefusedFolder
     from dmq.storage.files import OsFiles
 
     if not any((directory / part).is_dir() for part in ("journal", FOLDER)):
@@ -81,7 +81,7 @@ def resend(
     queue takes no more, because its shard has no slot of the topic now, stays in the spool, and the others are sent.
     """
     from dmq.client.connection.route_book import ANY
-    from dmq.client.spool.refused import send_refused
+    from dmq.client.spool.spool import send_refused
 
     folder = _folder(directory)
     chosen = _chosen(folder, numbers, take_all)

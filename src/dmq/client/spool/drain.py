@@ -5,7 +5,7 @@ What always holds:
   acknowledged. So the numbers of the spool's producer rise within each queue, whatever breaks.
 - No batch is given up: it is sent again until it is acknowledged. One exception: a batch that a broker refuses for
   good. It ends with that error and leaves the spool if its sender still waits for the outcome; else it is tried for a
-  while, and then set aside (`dmq.client.spool.refused`), so that those behind it can go.
+  while, and then set aside (`dmq.client.spool.spool`), so that those behind it can go.
 - At most five batches of a place may have to be recognised by the broker after a power cut, which is what it remembers.
 - Batches in memory stay within the window; the others are read from the disk when there is room.
 """

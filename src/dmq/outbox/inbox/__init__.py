@@ -2,6 +2,6 @@
 
 - `inbox`, `aio_inbox`: one message, in one transaction with its row; `./scripts/twins` writes `inbox` from `aio_inbox`
 - `batch_inbox`: many messages in one transaction; `decorator`: an inbox made from an engine
-- `consumption`, `recorder`: one consumption, also in a session of the user's own, and the statements that record it
-- `gap_policy`: strict sequences without gaps
+- `consumption`, `recorder`: one consumption, also in a session of the user's own or in a strict sequence, and the
+  statements that record it
 """

@@ -36,17 +36,19 @@ from dmq.errors import InvalidSettings, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.outbox.alerts import OnAlert, alert_with
 from dmq.outbox.inbox.consumption import (
+    LOOK_SECONDS,
     AioTurns,
     Consumption,
+    GapPolicy,
     Prepared,
     Rollback,
     check_active,
     consumption_of,
     cut,
+    judge_gap,
     result_message,
     settled,
 )
-from dmq.outbox.inbox.gap_policy import LOOK_SECONDS, GapPolicy, judge_gap
 from dmq.outbox.inbox.recorder import CONTENTION_TRIES, Earlier, Gap, Recorder, aio_run, is_contention, pause_after
 from dmq.outbox.metrics import Counts
 from dmq.outbox.repair.confirm_service import AioConfirmService, ConfirmOptions, ConfirmService

@@ -16,7 +16,7 @@ from dmq.client.client import Client
 from dmq.clock import Clock
 from dmq.errors import InvalidSettings
 from dmq.outbox.alerts import OnAlert
-from dmq.outbox.inbox.gap_policy import GapPolicy
+from dmq.outbox.inbox.consumption import GapPolicy
 from dmq.outbox.inbox.inbox import Inbox
 from dmq.outbox.repair.confirm_service import ConfirmOptions
 from dmq.outbox.schema import OutboxTables

@@ -34,17 +34,19 @@ from dmq.event_log import EventLog
 from dmq.outbox.alerts import OnAlert, alert_with
 from dmq.outbox.inbox.batch_inbox import BatchInbox
 from dmq.outbox.inbox.consumption import (
+    LOOK_SECONDS,
     Consumption,
+    GapPolicy,
     Prepared,
     Rollback,
     Turns,
     check_active,
     consumption_of,
     cut,
+    judge_gap,
     result_message,
     settled,
 )
-from dmq.outbox.inbox.gap_policy import LOOK_SECONDS, GapPolicy, judge_gap
 from dmq.outbox.inbox.recorder import CONTENTION_TRIES, Earlier, Gap, Recorder, is_contention, pause_after, run
 from dmq.outbox.metrics import Counts
 from dmq.outbox.repair.confirm_service import ConfirmOptions, ConfirmService

@@ -38,8 +38,7 @@ from dmq.errors import DMQError, InvalidSettings, NotConnected
 from dmq.event_log import EventLog
 from dmq.outbox.alerts import Alert, AlertKind
 from dmq.outbox.engines import background, skips_locked
-from dmq.outbox.repair.confirm_service import NAMESPACE
-from dmq.outbox.repair.confirm_wire import IDS_MAX, Confirmed, ask_address
+from dmq.outbox.repair.confirm_service import IDS_MAX, NAMESPACE, Confirmed, ask_address
 from dmq.outbox.schema import OutboxTables
 from dmq.outbox.sender.envelope import Result, pack_result, result_topic
 from dmq.outbox.sender.message_row import OutboxMessage, columns_of, parse_row

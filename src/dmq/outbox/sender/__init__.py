@@ -2,6 +2,6 @@
 
 In reading order: `service` is what a program calls; `message_row` is a row of the sender table, `envelope` what the
 outbox writes on a message, `sequence` numbers strict messages; `commit_hook` notices commits, and marks methods that
-send. `relay` claims rows and sends them, `dispatch` hands them to a broker. `result_consumers` listen for results,
-`result_book` writes them down.
+send. `relay` claims rows and sends them, `dispatch` hands them to a broker. `result_book` listens for results, and
+writes them down.
 """

@@ -29,8 +29,7 @@ from dmq.storage.journal.journal import Journal, Segment
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, Unit, is_intact, read_header
 from dmq.storage.read.reader import row_of
-from dmq.storage.state.checkpoint import Checkpoint, read_checkpoint, read_positions
-from dmq.storage.state.derived import event_of, folder_name, message_id_of
+from dmq.storage.state.derived import Checkpoint, event_of, folder_name, message_id_of, read_checkpoint, read_positions
 from dmq.storage.state.events import (
     Archived,
     DelaysDone,

@@ -29,8 +29,7 @@ from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import SNAPSHOT, Unit
 from dmq.storage.offline.inspection import entry_files, inspect_units, open_journal, restored_state
-from dmq.storage.state.checkpoint import Checkpoint, read_checkpoint, read_positions
-from dmq.storage.state.derived import folder_name
+from dmq.storage.state.derived import Checkpoint, folder_name, read_checkpoint, read_positions
 from dmq.storage.state.state import State
 from dmq.storage.upkeep.identity import IDENTITY, parse_identity
 

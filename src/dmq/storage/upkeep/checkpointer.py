@@ -15,8 +15,14 @@ from dmq.storage.file_pool import FilePool, remove_tree
 from dmq.storage.files import Files
 from dmq.storage.index import index_run, lookup, queue_index
 from dmq.storage.journal.unit_writer import FlushTicket
-from dmq.storage.state.checkpoint import POSITIONS_FOLDER, Checkpoint, Positions, write_checkpoint, write_positions
-from dmq.storage.state.derived import Derived
+from dmq.storage.state.derived import (
+    POSITIONS_FOLDER,
+    Checkpoint,
+    Derived,
+    Positions,
+    write_checkpoint,
+    write_positions,
+)
 from dmq.storage.state.events import pack_offsets
 
 __all__ = ["FOLDERS", "CheckpointPlan", "Checkpointer"]

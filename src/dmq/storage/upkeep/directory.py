@@ -15,7 +15,7 @@ import msgspec
 from dmq.errors import DiskFull, ForeignFile, InvalidSettings, RecordCorrupt, WrongFormat
 from dmq.event_log import EventLog
 from dmq.settings import StoreSettings
-from dmq.storage.ballast import BALLAST
+from dmq.storage.disk_space import BALLAST
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
 from dmq.storage.index.block_file import DerivedDamaged
@@ -23,8 +23,7 @@ from dmq.storage.journal.journal import FOLDER as JOURNAL_FOLDER
 from dmq.storage.journal.journal import Journal, Segment, list_segments
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, UNIT_VERSION, Header, is_intact, read_header
-from dmq.storage.state.checkpoint import Checkpoint, read_checkpoint, read_positions
-from dmq.storage.state.derived import Derived
+from dmq.storage.state.derived import Checkpoint, Derived, read_checkpoint, read_positions
 from dmq.storage.upkeep.checkpointer import FOLDERS, Checkpointer
 from dmq.storage.upkeep.identity import FORMAT, IDENTITY, RECORD, TEMPORARY, Identity, read_identity, write_identity
 from dmq.storage.upkeep.recovery import (

@@ -19,10 +19,9 @@ from dmq.storage.files import Files
 from dmq.storage.journal.journal import FOLDER, Journal, Segment
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import SNAPSHOT, Header, Unit
-from dmq.storage.state.checkpoint import Checkpoint
-from dmq.storage.state.derived import Derived, event_of
-from dmq.storage.state.epochs import EpochRow
+from dmq.storage.state.derived import Checkpoint, Derived, event_of
 from dmq.storage.state.events import EpochStarted
+from dmq.storage.state.state import EpochRow
 
 __all__ = [
     "SALVAGE",

@@ -17,7 +17,7 @@ from dmq.client.aio.client import AioClient
 from dmq.client.aio.message import AioMessage
 from dmq.outbox.inbox.aio_inbox import AioInbox
 from dmq.outbox.inbox.consumption import Rollback
-from dmq.outbox.repair.confirm_wire import ask_address
+from dmq.outbox.repair.confirm_service import ask_address
 from dmq.outbox.states import BusinessState
 from dmq.testing import TestBroker
 from tests.integration.outbox.effects import (

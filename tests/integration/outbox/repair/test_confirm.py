@@ -16,8 +16,7 @@ from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.outbox import BusinessState, ConfirmOptions, Inbox, Rollback
 from dmq.outbox.repair.compensator import ConfirmClient
-from dmq.outbox.repair.confirm_service import ConfirmServer
-from dmq.outbox.repair.confirm_wire import IDS_MAX, Confirmed, ask_address
+from dmq.outbox.repair.confirm_service import IDS_MAX, Confirmed, ConfirmServer, ask_address
 from dmq.testing import TestBroker
 from tests.integration.outbox.effects import outgoing, until
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dmq.broker.diagnostics.message_history import Copy, Letter, Life
-from dmq.broker.diagnostics.trace import Leased, Step, steps_of
+from dmq.broker.diagnostics.message_history import Copy, Leased, Letter, Life, Step, steps_of
 from dmq.model import MessageId
 from dmq.records import DeadReason
 from dmq.storage.offline.event_search import SeenEvent

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from dmq.client.spool.parcel import Head, Kept
-from dmq.client.spool.refused import RefusedFolder
+from dmq.client.spool.spool import RefusedFolder
 from dmq.errors import LimitReached, NotAllowed, RecordCorrupt, WrongFormat
 from dmq.testing import MemoryFiles
 

@@ -17,9 +17,8 @@ from dmq.client.producer.core import ProducerOptions
 from dmq.client.producer.future import SendFuture
 from dmq.client.producer.routes import Route, Routes
 from dmq.client.spool.drain import REFUSALS_MAX
-from dmq.client.spool.refused import RefusedFolder
 from dmq.client.spool.sender import SpoolSender, make_core
-from dmq.client.spool.spool import Spool
+from dmq.client.spool.spool import RefusedFolder, Spool
 from dmq.errors import (
     BrokerStopping,
     Busy,

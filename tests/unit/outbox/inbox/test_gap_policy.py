@@ -6,8 +6,7 @@ import pytest
 
 import dmq
 from dmq.outbox.alerts import Alert, AlertKind
-from dmq.outbox.inbox.consumption import Consumption
-from dmq.outbox.inbox.gap_policy import GAP_POLICIES, GapPolicy, judge_gap
+from dmq.outbox.inbox.consumption import GAP_POLICIES, Consumption, GapPolicy, judge_gap
 from dmq.outbox.inbox.recorder import Gap, Row
 
 ROW = Row("s" * 32, "stock", "orders", "u-1", 5, "c", 0)
