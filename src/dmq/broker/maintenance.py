@@ -74,7 +74,7 @@ class Maintenance:
         self._audience = audience
 
     def begin_drain(self, grace_ms: int, reason: str, by: str = "") -> None:
-        """Take it out of use. Said again, clients are told again.
+        """Take the broker out of use. A second call tells the clients again.
 
         Raises:
             BrokerStopping: it is stopping.

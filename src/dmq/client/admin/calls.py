@@ -428,7 +428,7 @@ def set_limit(topic: str, app: str, messages: int | None, bytes: int | None, pol
         raise InvalidSettings("a rate limit is for a topic or for an app: give topic= or app=, one of them")
     for name, value in (("messages", messages), ("bytes", bytes)):
         if value is not None and (type(value) is not int or not 0 < value < 1 << 63):
-            raise InvalidSettings(f"{name} is how many a second, a whole number from 1 on, or None, not {value!r}")
+            raise InvalidSettings(f"{name} must be a whole number a second, 1 or more, or None, not {value!r}")
     if policy not in _POLICIES:
         raise InvalidSettings(f"policy is 'refuse' or 'dead-letter', not {policy!r}")
     asked = LimitSet(LimitInfo(topic, app, messages, bytes, policy=_POLICIES[policy]))

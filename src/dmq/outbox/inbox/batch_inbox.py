@@ -101,7 +101,7 @@ class BatchInbox:
         batch.ack()  # all that is not settled yet
 
     def _together(self, messages: Sequence[tuple[ReceivedMessage, Consumption]]) -> dict[str, Earlier]:
-        """One transaction for all of them; by send id what each came to."""
+        """Consume all of them in one transaction; return what each came to, by send id."""
         inbox, recorder = self._inbox, self._inbox.recorder
         first: dict[str, tuple[ReceivedMessage, Consumption]] = {}
         for one in messages:
