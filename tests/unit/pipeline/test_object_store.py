@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from dmq.errors import Damaged, DiskFull, InvalidSettings, NoPermission, Storage
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.object_store import delta_options, file_system, normal_uri, scheme_of, store_error, store_errors
+from dmq.pipeline.tables import MESSAGE
+from tests.object_store import ObjectStore, StorePort
 
 
 class Refusal(BaseHTTPRequestHandler):
@@ -148,3 +150,26 @@ def test_a_file_in_the_place_of_a_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match=r"could not use .*/file"):
         Folder.at(str(tmp_path / "file")).make("below")
+
+
+def test_credentials_that_the_store_does_not_take_are_told_by_whatever_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INITIAL_NO_AUTH_ACTION_COUNT", "2")  # those that make the bucket
+    port = StorePort()
+    for name, value in port.environment.items():
+        monkeypatch.setenv(name, value)
+    store = ObjectStore(port)
+    try:
+        uri = f"{store.bucket()}/archive"
+        asked: list[Callable[[], object]] = [
+            lambda: Archive.open(uri),
+            lambda: Archive(uri).table(MESSAGE).rows(),  # through Delta
+            lambda: Archive(uri).table(MESSAGE).make(),
+        ]
+        for ask in asked:
+            with pytest.raises(
+                NoPermission, match="the store does not take the credentials: look at AWS_ACCESS_KEY_ID"
+            ):
+                ask()
+    finally:
+        store.close()
+        port.socket.close()
