@@ -33,6 +33,10 @@ class Refusal(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def do_HEAD(self) -> None:
+        self.send_response(self.status)
+        self.end_headers()
+
     def log_message(self, format: str, *arguments: object) -> None:
         pass
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pyarrow import fs
 
+from dmq.errors import InvalidSettings
 from dmq.pipeline.object_store import delta_options, file_system, normal_uri, scheme_of, store_error, store_errors
 
 if TYPE_CHECKING:
@@ -106,10 +107,13 @@ class Folder(NamedTuple):
 
         Raises:
             StorageError: it does not, or is not; the message says what to do.
+            InvalidSettings: a file lies there.
         """
-        if not self.is_local:
-            with store_errors(self.uri):
+        with store_errors(self.uri):
+            if not self.is_local:
                 self.files.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+            elif self.files.get_file_info(self.path).type == fs.FileType.File:
+                raise InvalidSettings(f"{self.uri} is a file: give the folder of the tables")
 
     def make(self, name: str = "") -> None:
         """See that a folder is there to write into; an object store has none, and needs none."""

@@ -358,10 +358,6 @@ class Archive:
         """
         archive = cls(normal_uri(uri))
         archive.folder.check()
-        if archive.folder.is_local:
-            info = archive.folder.files.get_file_info(archive.folder.path)
-            if info.type.name == "File":
-                raise InvalidSettings(f"{uri} is a file: give the folder for the tables")
         archive.check_logs(ARCHIVED)
         return archive
 
@@ -371,6 +367,7 @@ class Archive:
 
         Raises:
             StorageError: there is none, or its store does not answer.
+            InvalidSettings: a file lies there.
             Damaged: see `check_logs`.
         """
         archive = cls(normal_uri(uri))

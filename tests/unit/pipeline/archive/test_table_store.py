@@ -299,8 +299,9 @@ def test_a_file_that_the_disk_has_no_room_for_leaves_nothing(
 
 def test_the_address_of_an_archive_is_checked(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InvalidSettings, match="is a file"):
-        Archive.create(str(tmp_path / "file"))
+    for opened in (Archive.create, Archive.open):
+        with pytest.raises(InvalidSettings, match="is a file"):
+            opened(str(tmp_path / "file"))
     with pytest.raises(InvalidSettings, match="no archive can lie"):
         Archive.create("gopher://x/y")
     with pytest.raises(InvalidSettings, match="has no table"):
