@@ -17,8 +17,7 @@ import dmq
 from dmq.errors import ArchiveConflict, OffsetGone, OutOfRetries, StorageError
 from dmq.pipeline.archive import job as job_module
 from dmq.pipeline.archive import settlement_join
-from dmq.pipeline.archive.extraction import Extraction
-from dmq.pipeline.archive.job import TABLES, ArchiveJob, ArchiveOptions, app_id_of
+from dmq.pipeline.archive.job import TABLES, ArchiveJob, ArchiveOptions, Extraction, app_id_of
 from dmq.pipeline.archive.run import Run, RunOptions
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs.job import Progress

@@ -15,7 +15,7 @@ from dmq.broker.delivery.channels import Channels
 from dmq.broker.delivery.group import hashes_of, normalised
 from dmq.broker.journal.disk_reads import Asker
 from dmq.broker.journal.journal import Journal
-from dmq.broker.journal.topic_fetch import TopicFetch
+from dmq.broker.journal.unit_fetch import TopicFetch
 from dmq.errors import InvalidRequest, OffsetGone, UnknownTopic, Unsupported
 from dmq.model import MessageId
 from dmq.protocol import read as headers

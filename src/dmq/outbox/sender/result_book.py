@@ -29,8 +29,7 @@ from dmq.outbox.engines import among, background, is_mysql
 from dmq.outbox.metrics import Counts
 from dmq.outbox.schema import OutboxTables
 from dmq.outbox.sender.envelope import Result, result_topic, unpack_result
-from dmq.outbox.sender.message_row import OutboxMessage, columns_of, parse_groups, parse_row
-from dmq.outbox.sender.sequence import Executes
+from dmq.outbox.sender.message_row import Executes, OutboxMessage, columns_of, parse_groups, parse_row
 from dmq.outbox.states import ENDS, BusinessState, SendState
 
 if TYPE_CHECKING:

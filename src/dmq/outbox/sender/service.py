@@ -29,10 +29,17 @@ from dmq.outbox.schema import OutboxTables, check_tables
 from dmq.outbox.schema import tables as default_tables
 from dmq.outbox.sender.commit_hook import collect, inserted, sends_messages
 from dmq.outbox.sender.envelope import Result
-from dmq.outbox.sender.message_row import MessageDraft, OutboxMessage, columns_of, groups_text, make_row, parse_row
+from dmq.outbox.sender.message_row import (
+    MessageDraft,
+    Numbering,
+    OutboxMessage,
+    columns_of,
+    groups_text,
+    make_row,
+    parse_row,
+)
 from dmq.outbox.sender.relay import Relay, make_owner
 from dmq.outbox.sender.result_book import ResultBook, ResultConsumers, Reverse
-from dmq.outbox.sender.sequence import Numbering
 from dmq.outbox.states import OPEN, BusinessState, SendState
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 
-from dmq.broker.journal import topic_fetch
+from dmq.broker.journal import unit_fetch
 from dmq.broker.journal.disk_reads import DiskReads
-from dmq.broker.journal.topic_fetch import GAP_BYTES, TopicFetch, plan_of
-from dmq.broker.journal.unit_fetch import UnitFetch
+from dmq.broker.journal.unit_fetch import GAP_BYTES, TopicFetch, UnitFetch, plan_of
 from dmq.errors import Damaged
 from dmq.model import Message, TopicConfig
 from dmq.pipeline.decode.rows import MESSAGE_COLUMNS, message_batch
@@ -154,7 +153,7 @@ def test_a_range_has_the_messages_that_begin_in_it_wherever_it_is_cut(kind: str)
 
 
 def test_a_reader_that_another_one_overtakes_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topic_fetch, "PLANS_MAX", 1)
+    monkeypatch.setattr(unit_fetch, "PLANS_MAX", 1)
     store = filled(4, "large units")
     orders, mails = (store.queries.topic(name).id for name in ("orders", "mails"))
 
@@ -178,7 +177,7 @@ def test_a_reader_that_another_one_overtakes_goes_on_where_it_was(monkeypatch: p
 def test_a_topic_of_very_many_queues_and_one_that_is_gone_are_read_from_the_whole_journal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(topic_fetch, "QUEUES_MAX", 3)
+    monkeypatch.setattr(unit_fetch, "QUEUES_MAX", 3)
     store = filled(5, "large units", queues=8)
     orders = store.queries.topic("orders").id
     extent = store.queries.visible - store.queries.start
