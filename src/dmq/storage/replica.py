@@ -346,6 +346,11 @@ class Replica:
         self.journal.roll(header.start, raw, header.stored_at_ms)
         self.flushed = self.journal.end
 
+    def look(self) -> None:
+        """Raises StoreFailed if the journal was removed or moved while it is in use; nothing is taken any more then."""
+        if self.journal.segments:
+            self.journal.look()
+
     def begin_flush(self) -> FlushTicket:
         """What to flush to make everything taken so far durable; `run` it, then call `finish_flush`."""
         self._check_open()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 import dmq.aio
 from dmq.broker.server import BrokerServer
 from dmq.client.aio.client import AioClient
-from dmq.errors import DMQError
+from dmq.errors import DMQError, StorageError
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.units import decode_fetched
 from dmq.registry.memory import MemoryRegistry
@@ -174,3 +175,23 @@ async def test_the_archive_leaves_nothing_out_that_a_member_has(tmp_path: Path) 
         finally:
             await asyncio.to_thread(reader.close)
         assert (count, left_out) == (COUNT, [])
+
+
+@pytest.mark.parametrize("is_leader", [False, True], ids=["follower", "leader"])
+@on_a_loop
+async def test_a_member_whose_directory_is_removed_ends(tmp_path: Path, is_leader: bool) -> None:
+    """It would go on confirming into files that have no name."""
+    async with pair(tmp_path) as shard:
+        await shard.fill()
+        server = shard.leader if is_leader else shard.follower
+        shutil.rmtree(shard.folders[server])
+        process = server.member
+        assert process is not None
+        if is_leader:
+            await asyncio.wait_for(process.failed.wait(), PATIENCE_S)
+        else:
+            with pytest.raises(StorageError, match="was removed or moved"):
+                await asyncio.wait_for(asyncio.shield(process.ended), PATIENCE_S)
+        other = shard.follower if is_leader else shard.leader
+        await server.stop()
+        await eventually_async(lambda: other.dispatcher.broker is not None)

@@ -32,6 +32,7 @@ log = EventLog(__name__)
 
 _CONFIRM_SECONDS: Final = 0.1  # while the disk is flushed, a confirmation need not come more often
 _CONFIRM_BYTES: Final = 1 << 20
+_LOOK_SECONDS: Final = 1.0
 _TURN_BYTES: Final = 1 << 20  # taken before the next flush, however much is there
 _LOOP_BYTES: Final = 2 << 20  # that the loop flushes at most: more takes a quick disk long, too
 _APPLY_BYTES: Final = 1 << 20  # that were taken and are not applied: no more wait
@@ -73,7 +74,7 @@ class Intake:
         self._is_stopped = False
         self._is_silent = False
         self._heard_at = self._applied_at = 0.0  # on the loop's clock
-        self._confirmed_at = float("-inf")
+        self._confirmed_at = self._looked_at = float("-inf")
         self._confirmed_end = 0
         self._watch: asyncio.TimerHandle | None = None
         self._checkpoint: asyncio.Future[None] | None = None
@@ -128,9 +129,21 @@ class Intake:
             self._is_silent = True
             self._following.close()
 
+    def _look(self) -> None:
+        """Now and then, see that what is confirmed stands in a file that has a name; the leader's signs bring us here.
+
+        Raises:
+            StoreFailed: the directory is gone.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = now
+            self._replica.look()
+
     async def _take_all(self) -> IntakeEnd:
         try:
             while True:
+                self._look()
                 end = await self._take_turn()
                 if end is not None:
                     return end
