@@ -289,16 +289,8 @@ class OsFiles:
     def open(self, path: str, *, create: bool = False, write: bool = False) -> File:
         full = self._path(path)
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        try:
-            with _mapped("open", full):
-                return OsFile(os.open(full, flags, 0o644), full)
-        except FileNotFoundError:
-            if not create:
-                raise
-            raise StorageError(
-                f"{full} cannot be made: its folder was removed or moved; put the directory back where it was, or "
-                "restore it from a replica or a backup, then start again"
-            ) from None
+        with _mapped("open", full):
+            return OsFile(os.open(full, flags, 0o644), full)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(self._path(path))

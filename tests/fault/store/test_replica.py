@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 
 import pytest
 
 from dmq.errors import Diverged, InvalidSettings, RecordCorrupt, StoreFailed
+from dmq.storage.journal.journal import list_segments
 from dmq.storage.replica import Replica, join
 from dmq.storage.state.events import Settled
 from dmq.storage.store import Leading, MessageStore
+from dmq.storage.upkeep.identity import read_identity, write_record
 from dmq.testing import FakeClock, MemoryFiles
 from tests.fault.store.shard_rig import MEMBERS, SMALL, ShardRig
 from tests.sampling import SEED, sample_size
@@ -150,6 +153,45 @@ def test_a_torn_tail_is_cut_whatever_later_units_say(rig: ShardRig) -> None:
     reopened = Replica(files, SMALL, rig.clock)
     assert not reopened.membership.doubtful
     reopened.close()
+
+
+@pytest.mark.parametrize("in_sync", ["alone", "with another", "unknown"])
+def test_a_leader_that_was_alone_in_its_set_cuts_nothing_that_it_had_flushed(in_sync: str) -> None:
+    """Behind a bit that turned stands what was acknowledged, and no other member has it."""
+    rig = ShardRig(3)
+    rig.elect()
+    leader, store = rig.leader, rig.store
+    assert leader is not None
+    assert store is not None
+    bad = 0
+    for number in range(8):
+        rig.append(10)
+        rig.replicate_all()
+        rig.commit()
+        bad = store.queries.end if number == 3 else bad
+    store.flush()
+    end, segment = store.queries.end, store.queries.journal_id
+    own = read_identity(rig.files[leader])
+    assert own is not None
+    assert own.member is not None
+    members = [f"{own.member.replica_id:016x}", *(["00000000000000ff"] if in_sync == "with another" else [])]
+    if in_sync != "unknown":
+        write_record(rig.files[leader], json.dumps({"in_sync": members}).encode())
+    path = next(segment for segment in list_segments(rig.files[leader]) if segment.start <= bad < segment.end)
+    rig.files[leader].flip_bit(path.path, bad - path.start + 90)
+    rig.crash(leader, power=False)
+    again = rig.replicas[leader]
+    assert again is not None
+    assert again.journal_id == segment
+    if in_sync != "alone":
+        assert again.end == bad, "others have what is behind it, or may have it"
+        assert again.membership.doubtful
+        return
+    assert again.end == end
+    assert not again.membership.doubtful
+    ((start, _),) = again.damage.ranges
+    assert start == bad
+    assert again.damage.has_holes
 
 
 def test_a_member_whose_first_unit_is_damaged_begins_anew(rig: ShardRig) -> None:

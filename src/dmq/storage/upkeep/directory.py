@@ -25,12 +25,22 @@ from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, UNIT_VERSION, Header, is_intact, read_header
 from dmq.storage.state.derived import Checkpoint, Derived, read_checkpoint, read_positions
 from dmq.storage.upkeep.checkpointer import FOLDERS, Checkpointer
-from dmq.storage.upkeep.identity import FORMAT, IDENTITY, RECORD, TEMPORARY, Identity, read_identity, write_identity
+from dmq.storage.upkeep.identity import (
+    FORMAT,
+    IDENTITY,
+    RECORD,
+    TEMPORARY,
+    Identity,
+    read_identity,
+    was_alone,
+    write_identity,
+)
 from dmq.storage.upkeep.recovery import (
     SALVAGE,
     JournalTail,
     Recovered,
     cut_journal,
+    own_durable,
     recover_journal,
     replay,
     scan_tail,
@@ -158,6 +168,10 @@ def open_replica(disk: Disk) -> tuple[Identity, Opened, JournalTail]:
     is a torn tail whatever later units say, since their `flushed_through` is the leader's: it is cut, and the member is
     doubtful, which is noted before the cut.
 
+    Except for a member that was alone in the in-sync set: what later units of epochs that it led itself say of its disk
+    is true, all that was durable there is committed, and nobody else has it. A bad unit below that is damage, as in
+    the store of a lone broker.
+
     Raises:
         WrongFormat, ForeignFile: it is not ours to open.
         InvalidSettings: it is not a member's.
@@ -165,7 +179,8 @@ def open_replica(disk: Disk) -> tuple[Identity, Opened, JournalTail]:
     """
     files = disk.files
     identity = _identify(files)
-    if identity.member is None:
+    member = identity.member
+    if member is None:
         raise InvalidSettings(f"{files.describe('')} is not a member of a shard: join it to one first")
     found = _look(disk, identity)
     journal, scanner, checkpoint = found.scanner.journal, found.scanner, found.checkpoint
@@ -188,6 +203,12 @@ def open_replica(disk: Disk) -> tuple[Identity, Opened, JournalTail]:
     if checkpoint is not None:
         recovered.epoch, recovered.stored_at_ms = checkpoint.epoch, checkpoint.stored_at_ms
     tail = scan_tail(scanner, derived.applied, recovered)
+    if tail.end < journal.end and was_alone(files, member):
+        durable = own_durable(scanner, [*derived.state.epochs, *tail.epochs], tail.end, member.replica_id)
+        if durable > tail.end:
+            replay(derived, scanner, recovered, end=durable, known_durable=durable, checkpoint=lambda: None)
+            known = durable
+            tail = scan_tail(scanner, derived.applied, recovered)
     _drop_empty_tail(files, journal)
     torn = tail.end if tail.end < journal.end else None
     if torn is not None:

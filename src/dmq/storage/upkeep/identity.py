@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 from crc32c import crc32c
 
-from dmq.errors import WrongFormat
+from dmq.errors import StorageError, WrongFormat
 from dmq.storage.files import Files
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "parse_identity",
     "read_identity",
     "read_record",
+    "was_alone",
     "write_identity",
     "write_record",
 ]
@@ -182,6 +183,18 @@ def read_record(files: Files) -> bytes:
     return record if check == b"%08x" % crc32c(record) else b""
 
 
+def was_alone(files: Files, member: Membership) -> bool:
+    """Whether the record that the member saw last has nobody else in the in-sync set: nobody else can have led since.
+
+    Of the record, which is the registry's, nothing but `in_sync` is looked at here.
+    """
+    try:
+        in_sync = json.loads(read_record(files) or b"{}").get("in_sync")
+    except (ValueError, AttributeError):
+        return False
+    return bool(in_sync == [f"{member.replica_id:016x}"])
+
+
 def write_record(files: Files, record: bytes) -> None:
     """Keep a record of the shard; durable when this returns."""
     _replace(files, RECORD, b"%08x\n%b" % (crc32c(record), record))
@@ -189,7 +202,13 @@ def write_record(files: Files, record: bytes) -> None:
 
 def _replace(files: Files, path: str, content: bytes) -> None:
     temporary = f"{path}.tmp"
-    file = files.open(temporary, create=True, write=True)
+    try:
+        file = files.open(temporary, create=True, write=True)
+    except FileNotFoundError:
+        raise StorageError(
+            f"{files.describe(path)} cannot be written: its folder was removed or moved; put the directory back where "
+            "it was, or restore it from a replica or a backup, then start again"
+        ) from None
     try:
         file.truncate(0)
         file.write(0, (content,))

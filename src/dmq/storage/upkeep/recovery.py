@@ -11,7 +11,7 @@ because the part not known to be durable is written again before it is flushed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from dmq.errors import StorageError
@@ -29,6 +29,7 @@ __all__ = [
     "Recovered",
     "cut_journal",
     "epochs_in",
+    "own_durable",
     "recover_journal",
     "replay",
     "scan_tail",
@@ -153,6 +154,25 @@ def scan_tail(scanner: Scanner, start: int, recovered: Recovered) -> JournalTail
         tail.add(unit)
         recovered.saw(unit)
     return tail
+
+
+def own_durable(scanner: Scanner, epochs: Iterable[EpochRow], bad: int, own: int) -> int:
+    """Up to where the journal was durable here, by the units behind a bad one that this replica wrote as a leader.
+
+    Parameters:
+        epochs: those that began before the bad unit.
+        own: the replica.
+    """
+    led = {row.epoch for row in epochs if row.leader == own}
+    durable, at = 0, bad + 1
+    while (header := scanner.next_valid(at)) is not None:
+        at = header.start + header.length
+        unit = scanner.unit_at(header.start)
+        if unit is not None:
+            led.update(row.epoch for row in epochs_in(unit) if row.leader == own)
+        if header.epoch in led:
+            durable = max(durable, min(header.flushed_through, header.start))
+    return durable
 
 
 def units_from(scanner: Scanner, start: int) -> Iterator[Unit]:
