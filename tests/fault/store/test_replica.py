@@ -164,13 +164,14 @@ def test_a_leader_that_was_alone_in_its_set_cuts_nothing_that_it_had_flushed(in_
     assert leader is not None
     assert store is not None
     bad = 0
-    for number in range(8):
+    for number in range(12):
+        bad = store.queries.end if number == 3 else bad
         rig.append(10)
         rig.replicate_all()
         rig.commit()
-        bad = store.queries.end if number == 3 else bad
     store.flush()
     end, segment = store.queries.end, store.queries.journal_id
+    following = [store.queries.bounds("t", queue)[1] for queue in range(2)]
     own = read_identity(rig.files[leader])
     assert own is not None
     assert own.member is not None
@@ -192,6 +193,12 @@ def test_a_leader_that_was_alone_in_its_set_cuts_nothing_that_it_had_flushed(in_
     ((start, _),) = again.damage.ranges
     assert start == bad
     assert again.damage.has_holes
+    assert again.applied == end, "the snapshot that the next leader begins with has all of it"
+    leads = MessageStore(Leading(again, rig.epoch + 1), SMALL, rig.clock, checkpoint_inline=False)
+    leads.flush()
+    leads.confirm_replicated(leads.queries.end)
+    assert [leads.queries.bounds("t", queue)[1] for queue in range(2)] == following
+    leads.abandon()
 
 
 def test_a_member_whose_first_unit_is_damaged_begins_anew(rig: ShardRig) -> None:

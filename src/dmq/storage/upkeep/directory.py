@@ -206,9 +206,10 @@ def open_replica(disk: Disk) -> tuple[Identity, Opened, JournalTail]:
     if tail.end < journal.end and was_alone(files, member):
         durable = own_durable(scanner, [*derived.state.epochs, *tail.epochs], tail.end, member.replica_id)
         if durable > tail.end:
-            replay(derived, scanner, recovered, end=durable, known_durable=durable, checkpoint=lambda: None)
-            known = durable
-            tail = scan_tail(scanner, derived.applied, recovered)
+            # All of it, since the next leader begins with a snapshot of what is applied, which heals what is passed.
+            end = scan_tail(scanner, durable, recovered).end
+            replay(derived, scanner, recovered, end=end, known_durable=durable, checkpoint=lambda: None)
+            known, tail = durable, JournalTail(end)
     _drop_empty_tail(files, journal)
     torn = tail.end if tail.end < journal.end else None
     if torn is not None:
