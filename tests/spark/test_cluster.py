@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import dmq
 from dmq.pipeline.archive.run import Run, RunOptions
 from dmq.pipeline.archive.table_store import Archive
@@ -55,6 +57,7 @@ def pid_of(data: Path) -> int:
     raise AssertionError(f"nobody has {data}")
 
 
+@pytest.mark.sampled
 def test_each_row_comes_once_over_failovers(spark: SparkSession, tmp_path: Path) -> None:
     archive = Archive.create(str(tmp_path / "archive"))
     sent: list[str] = []

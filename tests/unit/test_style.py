@@ -106,3 +106,13 @@ def test_nothing_is_left_for_later() -> None:
 def test_every_module_is_named_after_a_thing() -> None:
     parts = {part for path in SOURCES for part in path.relative_to(ROOT).with_suffix("").parts}
     assert not parts & {"utils", "util", "helpers", "helper", "manager", "impl", "common", "misc"}
+
+
+def test_every_sampling_is_run_whole_by_soak() -> None:
+    # A test without the marker is taken by ./scripts/test alone, which takes only a share.
+    unmarked = [
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"\bsample_size\(", text := path.read_text()) and not re.search(r"mark\.(sampled|soak)\b", text)
+    ]
+    assert names(unmarked) == [], "mark what uses sample_size() with pytest.mark.sampled"

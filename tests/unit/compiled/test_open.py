@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def test_what_is_outside_is_not_looked_at() -> None:
         assert speed.open_records(data, places, 0, 1, None, True) is None
 
 
+@pytest.mark.sampled
 @given(alike(), st.booleans())
 @settings(max_examples=sample_size(share=30, whole=1000), deadline=None)
 def test_bodies_come_out_of_their_blocks(messages: list[Message], is_checked: bool) -> None:
@@ -84,6 +86,7 @@ def test_compressed_bodies_are_left_to_the_views() -> None:
     assert speed.open_records(data, starts, 0, 20, None, False) is None
 
 
+@pytest.mark.sampled
 @settings(max_examples=sample_size(share=150, whole=5000), deadline=None)
 @given(st.data())
 def test_of_damaged_records_it_takes_out_what_the_views_read_or_nothing(draw: st.DataObject) -> None:
