@@ -56,11 +56,13 @@ def delay_ms(value: Any) -> int:
 
 
 def check_tags(tags: Any) -> list[str]:
-    """The tags of a filter such as "a || b", none of which is empty; an empty filter has none, and lets all pass.
+    """The tags of a filter such as "a || b", none of which is empty. An empty filter or None lets everything pass.
 
     Raises:
         InvalidSettings: it is no filter.
     """
+    if tags is None:
+        return []
     if not isinstance(tags, str) or len(tags) > TEXT_MAX:
         raise InvalidSettings(f'tags are a text such as "created || paid" of at most {TEXT_MAX} characters')
     if not tags.strip():

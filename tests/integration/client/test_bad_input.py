@@ -19,6 +19,7 @@ from dmq.settings import BrokerSettings, Settings
 from dmq.testing.processes import free_port
 from tests.integration.client.servers import RunningBroker
 from tests.integration.frame_client import RawClient
+from tests.patience import eventually
 
 LARGE = os.urandom(5 << 20)
 
@@ -146,3 +147,35 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         dmq.PortTaken,
         f"port {port} on 127.0.0.1 is taken: stop the program that has it, or choose another port",
     )
+
+
+def test_none_stands_for_any_wherever_a_name_may_be_left_out(client: dmq.Client) -> None:
+    admin = client.admin
+    with client.producer() as producer:
+        receipt = producer.send("orders", b"x")
+    with client.consumer("orders", group="g", tags=None) as consumer:
+        (message,) = consumer.pull(1, wait=5)
+        message.reject(reason=None)  # type: ignore[arg-type]
+    assert [group.name for group in admin.groups(None)] == ["g"]
+    assert not admin.delays(None)
+    assert not admin.transactions(None)
+    assert not admin.limits(None, None)
+    assert [found.body for found in admin.find(None, id=receipt.id)] == [b"x"]
+    assert [found.body for found in admin.peek("orders", tags=None)] == [b"x"]
+    assert admin.why(receipt.id, group=None).groups
+    assert admin.trace(receipt.id, group=None).steps
+    limit = admin.set_limit(topic=None, app="shop", messages=5)
+    assert limit is not None
+    assert (limit.topic, limit.app) == ("", "shop")
+    eventually(lambda: admin.dead_letters(topic=None, group="g", reason=None))
+    assert [letter.last_error for letter in admin.dead_letters()] == ["REJECTED"], "no reason was given"
+
+
+@pytest.mark.parametrize("reason", [{"code": 7}, ["a"], ValueError("a"), 7])
+def test_a_reason_that_is_no_text_is_told_as_one(client: dmq.Client, reason: object) -> None:
+    with client.producer() as producer:
+        producer.send("orders", b"x")
+    with client.consumer("orders", group="g") as consumer:
+        consumer.pull(1, wait=5)[0].reject(reason=reason)  # type: ignore[arg-type]
+        eventually(client.admin.dead_letters)
+        assert [letter.last_error for letter in client.admin.dead_letters()] == [str(reason)]

@@ -200,9 +200,9 @@ class Admin:
         answers = self._gather(lambda: calls.topic(name), name)
         return joined_topic([topic for _, topic in answers.found])
 
-    def groups(self, topic: str = "") -> ShardRows[GroupReport]:
+    def groups(self, topic: str | None = None) -> ShardRows[GroupReport]:
         """All consumer groups, or those that consume a topic."""
-        return joined_groups(self._gather(lambda: calls.groups(topic), topic))
+        return joined_groups(self._gather(lambda: calls.groups(topic or ""), topic or ""))
 
     def group(self, name: str) -> GroupReport:
         """One consumer group, with its members."""
@@ -213,9 +213,9 @@ class Admin:
         """Give a group a position in a topic before its first member subscribes."""
         self._converse(calls.create_group(name, topic))
 
-    def delete_group(self, name: str, topic: str = "") -> None:
+    def delete_group(self, name: str, topic: str | None = None) -> None:
         """Delete a group, or its position in one topic."""
-        answers = self._gather(lambda: calls.delete_group(name, topic), topic)
+        answers = self._gather(lambda: calls.delete_group(name, topic or ""), topic or "")
         if answers.missing:
             raise NotConnected(
                 f"group {name!r} is deleted, but not in shard {', '.join(answers.missing)}, which did not answer: "
@@ -259,27 +259,27 @@ class Admin:
         return (self._gather(lambda: calls.reset(topic, group, point, queue, dry_run=dry_run), topic)).rows()
 
     def find(
-        self, topic: str = "", *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
+        self, topic: str | None = None, *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
     ) -> ShardRows[StoredMessage]:
         """The messages of a topic that have a key, or the message with an id."""
-        return (self._gather(lambda: calls.find(topic, key, id, limit), topic)).rows(limit=limit)
+        return (self._gather(lambda: calls.find(topic or "", key, id, limit), topic or "")).rows(limit=limit)
 
     def peek(
-        self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str = ""
+        self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str | None = None
     ) -> ShardRows[StoredMessage]:
         """Read messages from a place on, without consuming them."""
         point = calls.parse_point(at)
-        return interleaved(self._gather(lambda: calls.peek(topic, queue, point, limit, tags=tags), topic), limit)
+        return interleaved(self._gather(lambda: calls.peek(topic, queue, point, limit, tags=tags or ""), topic), limit)
 
     def read(
-        self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str = "", shard: int = 0
+        self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str | None = None, shard: int = 0
     ) -> tuple[list[StoredMessage], int]:
         """Messages of one queue from an offset on, and the offset at which to read on.
 
         Parameters:
             shard: the number of the shard that has the queue, in a cluster.
         """
-        call = calls.read(topic, queue, offset, limit, tags=tags)
+        call = calls.read(topic, queue, offset, limit, tags=tags or "")
         if not shard:
             return self._converse(call)
         messages, following = self._converse_in(shard, call)
@@ -307,9 +307,9 @@ class Admin:
         """
         return self._converse(calls.archived(journal_id, offset))
 
-    def delays(self, topic: str = "", *, limit: int = 1000) -> ShardRows[DelayReport]:
+    def delays(self, topic: str | None = None, *, limit: int = 1000) -> ShardRows[DelayReport]:
         """Delayed messages that are not delivered yet, the next due first; those of one topic, or of all."""
-        answers = self._gather(lambda: calls.delays(topic, limit), topic)
+        answers = self._gather(lambda: calls.delays(topic or "", limit), topic or "")
         return answers.rows(lambda row: row.due_at_ms, limit)
 
     def cancel_delay(self, id: MessageId | str) -> None:
@@ -321,12 +321,12 @@ class Admin:
         """
         self._gather(lambda: calls.cancel_delay(id), is_change=True)
 
-    def transactions(self, topic: str = "", *, limit: int = 1000) -> ShardRows[TransactionReport]:
+    def transactions(self, topic: str | None = None, *, limit: int = 1000) -> ShardRows[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
-        answers = self._gather(lambda: calls.transactions(topic, limit), topic)
+        answers = self._gather(lambda: calls.transactions(topic or "", limit), topic or "")
         return answers.rows(lambda row: row.begun_at_ms, limit)
 
-    def trace(self, id: MessageId | str, group: str = "") -> TraceReport:
+    def trace(self, id: MessageId | str, group: str | None = None) -> TraceReport:
         """The history of a message: when it was sent, stored, delivered, acked, retried and so on.
 
         Parameters:
@@ -335,9 +335,9 @@ class Admin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return joined_trace(self._gather(lambda: calls.trace(id, group)))
+        return joined_trace(self._gather(lambda: calls.trace(id, group or "")))
 
-    def why(self, id: MessageId | str, group: str = "") -> WhyReport:
+    def why(self, id: MessageId | str, group: str | None = None) -> WhyReport:
         """Why a message is not consumed, in one paragraph; or, if it was, by whom and when.
 
         Parameters:
@@ -346,17 +346,17 @@ class Admin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return chosen_why(self._gather(lambda: calls.why(id, group)))
+        return chosen_why(self._gather(lambda: calls.why(id, group or "")))
 
-    def limits(self, topic: str = "", app: str = "") -> list[LimitReport]:
+    def limits(self, topic: str | None = None, app: str | None = None) -> list[LimitReport]:
         """The rate limits in force: all of them, or that of a topic, of an app, or both."""
-        return self._converse(calls.limits(topic, app))
+        return self._converse(calls.limits(topic or "", app or ""))
 
     def set_limit(
         self,
         *,
-        topic: str = "",
-        app: str = "",
+        topic: str | None = None,
+        app: str | None = None,
         messages: int | None = None,
         bytes: int | None = None,
         policy: str = "refuse",
@@ -375,7 +375,7 @@ class Admin:
         Raises:
             UnknownTopic: there is no such topic.
         """
-        return self._converse(calls.set_limit(topic, app, messages, bytes, policy=policy))
+        return self._converse(calls.set_limit(topic or "", app or "", messages, bytes, policy=policy))
 
     def stats(self, *prefixes: str) -> dict[str, float]:
         """The counters of the broker: all of them, or those whose names begin with one of the prefixes."""
@@ -573,9 +573,9 @@ class Admin:
 
     def dead_letters(
         self,
-        topic: str = "",
-        group: str = "",
-        reason: str = "",
+        topic: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
         *,
         state: str = "waiting",
         since: datetime | None = None,
@@ -605,9 +605,9 @@ class Admin:
         self,
         ids: Iterable[LetterName] | None = None,
         *,
-        topic: str = "",
-        group: str = "",
-        reason: str = "",
+        topic: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
         rate: float | None = None,
     ) -> list[DeadLetterOutcome]:
         """Send dead letters again, each under its own id, to its group alone; one that was never stored, to its topic.
@@ -630,9 +630,9 @@ class Admin:
         self,
         ids: Iterable[LetterName] | None = None,
         *,
-        topic: str = "",
-        group: str = "",
-        reason: str = "",
+        topic: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
         rate: float | None = None,
     ) -> list[DeadLetterOutcome]:
         """Mark dead letters deleted and drop their content; parameters and errors as of `resend_dead_letters`."""

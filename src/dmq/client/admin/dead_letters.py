@@ -122,20 +122,21 @@ def _time_ms(at: datetime | None) -> int:
 
 
 def letter_filter(
-    topic: str,
-    group: str,
-    reason: str,
+    topic: str | None,
+    group: str | None,
+    reason: str | None,
     *,
     state: str = "waiting",
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> DeadLetterFilter:
-    """Which dead letters are meant; an empty text means any.
+    """Which dead letters are meant; None or an empty text means any.
 
     Raises:
         InvalidSettings: a moment is not a datetime with a time zone.
     """
-    return DeadLetterFilter(topic, group, reason.upper(), _time_ms(since), until_ms=_time_ms(until), state=state)
+    named = topic or "", group or "", (reason or "").upper()
+    return DeadLetterFilter(*named, _time_ms(since), until_ms=_time_ms(until), state=state)
 
 
 def _pages(wanted: DeadLetterFilter, limit: int | None, bodies: bool) -> Call[list[DeadLetter]]:
@@ -188,9 +189,9 @@ def _with(base: DeadLetterFilter, numbers: Sequence[int] = (), message_ids: Sequ
 
 def named(
     ids: Iterable[LetterName] | None,
-    topic: str,
-    group: str,
-    reason: str,
+    topic: str | None,
+    group: str | None,
+    reason: str | None,
 ) -> Call[list[int]]:
     """The numbers of letters: those with these ids, or all that wait and match the other parameters.
 

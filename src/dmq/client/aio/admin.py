@@ -202,9 +202,9 @@ class AioAdmin:
         answers = await self._gather(lambda: calls.topic(name), name)
         return joined_topic([topic for _, topic in answers.found])
 
-    async def groups(self, topic: str = "") -> ShardRows[GroupReport]:
+    async def groups(self, topic: str | None = None) -> ShardRows[GroupReport]:
         """All consumer groups, or those that consume a topic."""
-        return joined_groups(await self._gather(lambda: calls.groups(topic), topic))
+        return joined_groups(await self._gather(lambda: calls.groups(topic or ""), topic or ""))
 
     async def group(self, name: str) -> GroupReport:
         """One consumer group, with its members."""
@@ -215,9 +215,9 @@ class AioAdmin:
         """Give a group a position in a topic before its first member subscribes."""
         await self._converse(calls.create_group(name, topic))
 
-    async def delete_group(self, name: str, topic: str = "") -> None:
+    async def delete_group(self, name: str, topic: str | None = None) -> None:
         """Delete a group, or its position in one topic."""
-        answers = await self._gather(lambda: calls.delete_group(name, topic), topic)
+        answers = await self._gather(lambda: calls.delete_group(name, topic or ""), topic or "")
         if answers.missing:
             raise NotConnected(
                 f"group {name!r} is deleted, but not in shard {', '.join(answers.missing)}, which did not answer: "
@@ -261,27 +261,29 @@ class AioAdmin:
         return (await self._gather(lambda: calls.reset(topic, group, point, queue, dry_run=dry_run), topic)).rows()
 
     async def find(
-        self, topic: str = "", *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
+        self, topic: str | None = None, *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
     ) -> ShardRows[StoredMessage]:
         """The messages of a topic that have a key, or the message with an id."""
-        return (await self._gather(lambda: calls.find(topic, key, id, limit), topic)).rows(limit=limit)
+        return (await self._gather(lambda: calls.find(topic or "", key, id, limit), topic or "")).rows(limit=limit)
 
     async def peek(
-        self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str = ""
+        self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str | None = None
     ) -> ShardRows[StoredMessage]:
         """Read messages from a place on, without consuming them."""
         point = calls.parse_point(at)
-        return interleaved(await self._gather(lambda: calls.peek(topic, queue, point, limit, tags=tags), topic), limit)
+        return interleaved(
+            await self._gather(lambda: calls.peek(topic, queue, point, limit, tags=tags or ""), topic), limit
+        )
 
     async def read(
-        self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str = "", shard: int = 0
+        self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str | None = None, shard: int = 0
     ) -> tuple[list[StoredMessage], int]:
         """Messages of one queue from an offset on, and the offset at which to read on.
 
         Parameters:
             shard: the number of the shard that has the queue, in a cluster.
         """
-        call = calls.read(topic, queue, offset, limit, tags=tags)
+        call = calls.read(topic, queue, offset, limit, tags=tags or "")
         if not shard:
             return await self._converse(call)
         messages, following = await self._converse_in(shard, call)
@@ -309,9 +311,9 @@ class AioAdmin:
         """
         return await self._converse(calls.archived(journal_id, offset))
 
-    async def delays(self, topic: str = "", *, limit: int = 1000) -> ShardRows[DelayReport]:
+    async def delays(self, topic: str | None = None, *, limit: int = 1000) -> ShardRows[DelayReport]:
         """Delayed messages that are not delivered yet, the next due first; those of one topic, or of all."""
-        answers = await self._gather(lambda: calls.delays(topic, limit), topic)
+        answers = await self._gather(lambda: calls.delays(topic or "", limit), topic or "")
         return answers.rows(lambda row: row.due_at_ms, limit)
 
     async def cancel_delay(self, id: MessageId | str) -> None:
@@ -323,12 +325,12 @@ class AioAdmin:
         """
         await self._gather(lambda: calls.cancel_delay(id), is_change=True)
 
-    async def transactions(self, topic: str = "", *, limit: int = 1000) -> ShardRows[TransactionReport]:
+    async def transactions(self, topic: str | None = None, *, limit: int = 1000) -> ShardRows[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
-        answers = await self._gather(lambda: calls.transactions(topic, limit), topic)
+        answers = await self._gather(lambda: calls.transactions(topic or "", limit), topic or "")
         return answers.rows(lambda row: row.begun_at_ms, limit)
 
-    async def trace(self, id: MessageId | str, group: str = "") -> TraceReport:
+    async def trace(self, id: MessageId | str, group: str | None = None) -> TraceReport:
         """The history of a message: when it was sent, stored, delivered, acked, retried and so on.
 
         Parameters:
@@ -337,9 +339,9 @@ class AioAdmin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return joined_trace(await self._gather(lambda: calls.trace(id, group)))
+        return joined_trace(await self._gather(lambda: calls.trace(id, group or "")))
 
-    async def why(self, id: MessageId | str, group: str = "") -> WhyReport:
+    async def why(self, id: MessageId | str, group: str | None = None) -> WhyReport:
         """Why a message is not consumed, in one paragraph; or, if it was, by whom and when.
 
         Parameters:
@@ -348,17 +350,17 @@ class AioAdmin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return chosen_why(await self._gather(lambda: calls.why(id, group)))
+        return chosen_why(await self._gather(lambda: calls.why(id, group or "")))
 
-    async def limits(self, topic: str = "", app: str = "") -> list[LimitReport]:
+    async def limits(self, topic: str | None = None, app: str | None = None) -> list[LimitReport]:
         """The rate limits in force: all of them, or that of a topic, of an app, or both."""
-        return await self._converse(calls.limits(topic, app))
+        return await self._converse(calls.limits(topic or "", app or ""))
 
     async def set_limit(
         self,
         *,
-        topic: str = "",
-        app: str = "",
+        topic: str | None = None,
+        app: str | None = None,
         messages: int | None = None,
         bytes: int | None = None,
         policy: str = "refuse",
@@ -377,7 +379,7 @@ class AioAdmin:
         Raises:
             UnknownTopic: there is no such topic.
         """
-        return await self._converse(calls.set_limit(topic, app, messages, bytes, policy=policy))
+        return await self._converse(calls.set_limit(topic or "", app or "", messages, bytes, policy=policy))
 
     async def stats(self, *prefixes: str) -> dict[str, float]:
         """The counters of the broker: all of them, or those whose names begin with one of the prefixes."""
@@ -575,9 +577,9 @@ class AioAdmin:
 
     async def dead_letters(
         self,
-        topic: str = "",
-        group: str = "",
-        reason: str = "",
+        topic: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
         *,
         state: str = "waiting",
         since: datetime | None = None,
@@ -607,9 +609,9 @@ class AioAdmin:
         self,
         ids: Iterable[LetterName] | None = None,
         *,
-        topic: str = "",
-        group: str = "",
-        reason: str = "",
+        topic: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
         rate: float | None = None,
     ) -> list[DeadLetterOutcome]:
         """Send dead letters again, each under its own id, to its group alone; one that was never stored, to its topic.
@@ -632,9 +634,9 @@ class AioAdmin:
         self,
         ids: Iterable[LetterName] | None = None,
         *,
-        topic: str = "",
-        group: str = "",
-        reason: str = "",
+        topic: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
         rate: float | None = None,
     ) -> list[DeadLetterOutcome]:
         """Mark dead letters deleted and drop their content; parameters and errors as of `resend_dead_letters`."""

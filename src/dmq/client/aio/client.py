@@ -295,7 +295,7 @@ class AioClient:
         self,
         topic: str,
         group: str,
-        tags: str = "",
+        tags: str | None = None,
         ordered: bool = False,
         broadcast: bool = False,
         start_from: str | int | float | datetime | timedelta = "earliest",

@@ -69,7 +69,7 @@ def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
         others, delivery.others = delivery.others, []
         alike: dict[tuple[int, int, str], list[int]] = {}
         for index, outcome, delay_ms, reason in others:
-            alike.setdefault((outcome, delay_ms, reason), []).append(index)
+            alike.setdefault((outcome, delay_ms, shortened(reason)), []).append(index)
         for (outcome, delay_ms, reason), indexes in alike.items():
             indexes.sort()
             yield Settlement(
@@ -79,14 +79,17 @@ def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
                 Outcome(outcome),
                 ranges=delivery.ranges(indexes),
                 delay_ms=delay_ms,
-                reason=shortened(reason),
+                reason=reason,
                 topic=lease.topic,
             )
 
 
-def shortened(reason: str) -> str:
-    """A reason as long as the protocol takes it, and without what cannot be encoded."""
-    text = str(reason).encode("utf-8", "replace").decode()
+def shortened(reason: object) -> str:
+    """A reason as long as the protocol takes it, and without what cannot be encoded.
+
+    Users give an exception or a dict as often as a text.
+    """
+    text = "" if reason is None else str(reason).encode("utf-8", "replace").decode()
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
 
 

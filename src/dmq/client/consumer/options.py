@@ -42,7 +42,7 @@ Strategy: TypeAlias = Literal["average", "circle", "consistent-hash"]
 class SubscribeOptions(TypedDict, total=False):
     """Options of `Client.consumer` beside topic, group and type; see there."""
 
-    tags: str
+    tags: str | None
     ordered: bool
     broadcast: bool
     start_from: str | int | float | datetime | timedelta
@@ -88,7 +88,8 @@ class ConsumerOptions:
         max_attempts, prefetch_bytes = given["max_attempts"], given["prefetch_bytes"]
         self.topic: Final = check_name(topic, "topic", system=True)
         self.group: Final = check_name(group, "group")
-        self.tags: Final = given["tags"]
+        tags = given["tags"]
+        self.tags: Final[str] = "" if tags is None else tags
         self.tag_set: Final = parse_tags(self.tags)
         self.ordered: Final = given["ordered"]
         self.broadcast: Final = given["broadcast"]
