@@ -215,7 +215,7 @@ class Feed:
     def last_frame(self, standpoint: Standpoint, now: float) -> tuple[Journal, Buffer] | None:
         """All that is left for a follower that is level, as one frame from memory; None if `frames` has to say what."""
         start, end = self.next_offset, standpoint.end
-        if self._held or self._ahead or start >= end or start - self._confirmed >= WINDOW_BYTES:
+        if self._held or self._ahead or self._is_reading or start >= end or start - self._confirmed >= WINDOW_BYTES:
             return None
         piece = self._tail.piece(start, end)
         if piece is None or len(piece.units) != end - start or end - start > _FRAME_BYTES:
@@ -232,6 +232,8 @@ class Feed:
             piece = self._ahead.popleft()
             self._ahead_bytes -= len(piece.units)
             return piece
+        if self._is_reading:
+            return None  # what is read goes on right here: taken from memory, it would go out twice
         recent = self._tail.piece(self.next_offset, end)
         if recent is not None or self._reads_ahead:
             return recent

@@ -13,7 +13,7 @@ from dmq.errors import Diverged, ProtocolError, StaleEpoch
 from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Journal
 from dmq.shard.serving_right import Promise
 from dmq.storage.files import Buffer
-from dmq.storage.journal.unit import whole_units
+from dmq.storage.journal.unit import HEADER_BYTES, read_header, whole_units
 from dmq.storage.replica import LastUnit, Replica
 
 __all__ = ["Follower"]
@@ -147,7 +147,12 @@ class Follower:
         view = memoryview(raw)
         if whole:
             replica.take(view[:whole])
-        self._partial = bytearray(view[whole:])
+        rest = view[whole:]
+        if len(rest) >= HEADER_BYTES:
+            header = read_header(rest)
+            if header is None or header.start != replica.end:
+                raise ProtocolError(f"what the leader sent is no unit that begins at {replica.end}")
+        self._partial = bytearray(rest)
 
     @property
     def must_flush(self) -> bool:

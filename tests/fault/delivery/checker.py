@@ -132,7 +132,7 @@ def _letters(ledger: Ledger) -> list[str]:
     for (group, name), letters in ledger.letters.items():
         if group == plan.PRODUCERS:
             continue
-        calls = [call for call in ledger.calls if call.name == name and call.group == group]
+        calls = ledger.by_group.get((group, name), [])
         wrong += [
             f"{name} is a dead letter of {group}: {_reason(letter)}; {_history(calls)}"
             for letter in letters
@@ -291,5 +291,5 @@ def _reason(letter: DeadLetter) -> str:
 
 def _about(ledger: Ledger, sent: Sent) -> str:
     facts = {word: value for word, value in sent.facts.items() if value is not None and word not in ("event", "name")}
-    elsewhere = sorted({call.group for call in ledger.calls if call.name == sent.name})
+    elsewhere = sorted(group for group in GROUPS if (group, sent.name) in ledger.by_group)
     return f"{sent.answer}, {facts}, seen by {elsewhere}"

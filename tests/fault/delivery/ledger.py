@@ -127,8 +127,10 @@ class Ledger:
             self._read(process, lines)
         self.calls.sort(key=lambda call: call.began_at)
         self.by_reader: dict[tuple[str, Name], list[Call]] = defaultdict(list)  # by group, or member in broadcast
+        self.by_group: dict[tuple[str, Name], list[Call]] = defaultdict(list)
         for call in self.calls:
             self.by_reader[self.reader(call), call.name].append(call)
+            self.by_group[call.group, call.name].append(call)
         self.letters: dict[tuple[str, Name], list[DeadLetter]] = defaultdict(list)
         for letter in letters:
             self.letters[letter.group, name_of(letter.body)].append(letter)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fault.shard.cluster import Violation
+from tests.fault.shard.cluster import Cluster, Violation
 from tests.fault.shard.rules import RULES, Storm
-from tests.fault.shard.scenario import SCENARIOS, Scenario, run
+from tests.fault.shard.scenario import SCENARIOS, Scenario, must_lead, roles, run
 from tests.fault.shard.simulate import simulate
 
 SEEDS_MAX = 20
@@ -40,3 +40,16 @@ STORMS = {rule.notices for rule in RULES.values() if isinstance(rule.notices, St
 )
 def test_nothing_is_noticed_while_all_rules_hold(notices: Scenario | Storm) -> None:
     check_rules(notices)
+
+
+def test_a_leader_that_stood_still_tells_that_another_one_leads() -> None:
+    def freeze(cluster: Cluster) -> None:
+        leader, one, other = roles(cluster)
+        leader.pause()
+        must_lead(cluster, "led by another one while a leader stands still", one, other)
+        cluster.pass_time(3 * cluster.member_settings.lag_seconds)
+        leader.resume()
+        cluster.pass_time(3)
+
+    ceased = [what for _, _, what in run(freeze).history if what.startswith("ceased to lead")]
+    assert [what.partition("why=")[2] for what in ceased] == ["'epoch 2 was won by another member'"]

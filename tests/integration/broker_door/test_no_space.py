@@ -51,7 +51,7 @@ def test_acks_wait_in_memory_and_outlive_the_broker_once_they_are_written(caplog
             ) is None or not position.floor
             files.unlink("lost+found")
             door.clock.advance(2.0)
-            await door.until(lambda: "settles that waited for space are written" in caplog.text)
+            await door.until(lambda: "settles that waited are written" in caplog.text)
             await door.publish(b"e")
         async with opened(files.kill()) as door:
             handed = await door.pull(door.client("c"), max_messages=3)

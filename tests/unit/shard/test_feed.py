@@ -100,6 +100,25 @@ def test_what_is_not_in_memory_is_read_ahead_and_sent_in_order(store: MessageSto
     assert readings >= 5
 
 
+def test_what_comes_into_memory_while_it_is_read_is_not_sent_twice(store: MessageStore) -> None:
+    """A consumer that is as far behind as the follower reads the same units."""
+    forget(store)
+    feed, at = feed_of(store), standpoint(store)
+    found = feed.reading(at, 1.0)
+    assert found is not None
+    whole = journal(store)
+    first = read_header(whole)
+    assert first is not None
+    store._reader.cache.put(0, whole[: first.length])
+    assert store.units_in_memory(0, 1)
+    assert [body for _, body in feed.frames(at, 1.0)] == [b""], "the sign of an idle leader"
+    assert feed.last_frame(at._replace(end=first.length), 1.0) is None
+    feed.was_read(found[0].run())
+    sent = b"".join(bytes(body) for _, body in feed.frames(at, 1.0))
+    assert sent == whole[: len(sent)]
+    assert feed.next_offset == len(sent) > first.length
+
+
 def test_no_more_than_the_window_is_under_way_and_little_waits(store: MessageStore) -> None:
     forget(store)
     feed, at = feed_of(store), standpoint(store)

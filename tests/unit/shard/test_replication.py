@@ -258,6 +258,7 @@ def test_frames_that_do_not_go_on_here_are_refused(pair: tuple[Member, Member]) 
     write(leader, 3)
     follower = two.follow(leader)
     ((frame, body),) = leader.frames(two.id, 1.0)
+    first_body = bytes(body)
     follower.take(frame, body)
     with pytest.raises(ProtocolError, match="begins at 0 instead of"):
         follower.take(frame, body)
@@ -267,6 +268,8 @@ def test_frames_that_do_not_go_on_here_are_refused(pair: tuple[Member, Member]) 
         follower.take(msgspec.structs.replace(frame, before=(1, 12345)), body)
     with pytest.raises(StaleEpoch):
         follower.take(msgspec.structs.replace(frame, epoch=2), body)
+    with pytest.raises(ProtocolError, match="no unit that begins at"):
+        follower.take(frame, first_body)
     follower.take(frame, body)
 
 

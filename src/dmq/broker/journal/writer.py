@@ -567,7 +567,7 @@ class JournalWriter:
         except DMQError as error:
             log.error("events could not be written", error=error)
             return
-        log.warning("settles that waited for space are written", events=len(kept))
+        log.warning("settles that waited are written", events=len(kept))
         self._obstacle = None
 
     def _look(self, now: float) -> None:

@@ -83,8 +83,10 @@ def show(name: TopicName, url: Url = DEFAULT_URL, form: Formatted = Format.TABLE
     """Show a topic, its queues, and the groups that consume it."""
     with connected(url) as client:
         topic = _find(client.admin.topics(name, system=True), name)
+        named = {slot.number: slot.shard for slot in topic.slots}
         queues = [
             {
+                **({"shard": named.get(row.shard, row.shard)} if named else {}),
                 "queue": row.queue,
                 "first_offset": row.first_offset,
                 "next_offset": row.next_offset,

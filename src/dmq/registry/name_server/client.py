@@ -3,7 +3,8 @@
 A task keeps the connection: it goes from one address to the next until a name server answers, goes on with the session
 or begins another, watches what is watched, and beats. Everything is on the broker's event loop, the beats too: a loop
 that stands still lets the session end. A name server that is gone, stands still or does not reach its database is left
-for the next within half a session, so that the session goes on there.
+for the next within half a session, so that the session goes on there. The only one is left after a whole session: on a
+machine that is too busy another connection to it would take longer still.
 
 What always holds: a write is sent once; one that was sent and not answered within half a session is `WriteUnknown`. A
 read is asked again of the next name server until half a session is over. After each new connection and each new
@@ -52,6 +53,7 @@ log = EventLog(__name__)
 DEFAULT_PORT: Final = 9610
 PULL_SECONDS: Final = 3600.0
 _BEATS_A_SESSION: Final = 4
+_TURNS: Final = 3  # of the loop, until what has arrived is taken, and who waits for it is told
 _PAUSE_SECONDS_MIN: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
 _SETTLED: Final = (RegistryConflict, SessionExpired, UnknownEntry, InvalidRequest)
@@ -175,8 +177,7 @@ class NameServerClient:
         session, sent_at = self.session, self._clock.boottime()
         asked = headers.RegistryWrite(session, self._number, operation_headers(operations))
         try:
-            async with asyncio.timeout(self._patience):
-                reply: headers.RegistryWriteReply = await link.request(Command.REGISTRY_WRITE, asked)
+            reply: headers.RegistryWriteReply = await _answer_of(link, Command.REGISTRY_WRITE, asked, self._patience)
         except (LinkLost, TimeoutError):
             raise _unanswered() from None
         except SessionExpired:
@@ -265,12 +266,12 @@ class NameServerClient:
             RegistryDown: none does.
             DMQError: what a name server answered.
         """
-        until = asyncio.get_running_loop().time() + self._patience
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._patience
         while True:
             link = await self._ready(until)
             try:
-                async with asyncio.timeout_at(until):
-                    return await link.request(command, header)
+                return await _answer_of(link, command, header, until - loop.time())
             except LinkLost:
                 await asyncio.sleep(0)
             except TimeoutError:
@@ -332,8 +333,15 @@ class NameServerClient:
         """How often the session is renewed, and how long that may take before another name server is asked."""
         return min(self._patience, self.session_seconds / _BEATS_A_SESSION)
 
+    @property
+    def _link_seconds(self) -> float:
+        """How long a name server may take to begin a connection, or to answer a beat, before it is left."""
+        if len(self._addresses) > 1:
+            return self._beat_seconds
+        return self.session_seconds if self.timeout is None else self.timeout
+
     async def _connect(self, address: ServerAddress) -> Link:
-        async with asyncio.timeout(self._patience if len(self._addresses) == 1 else self._beat_seconds):
+        async with asyncio.timeout(self._link_seconds):
             link = await Link.open(address, self._owner, clock=self._clock, peer="name server", on_push=self._hear)
             try:
                 await self._begin_session(link)
@@ -379,8 +387,7 @@ class NameServerClient:
                 pulled_at = self._clock.monotonic()
                 self._watches.add_all()
             try:
-                async with asyncio.timeout(self._patience if len(self._addresses) == 1 else self._beat_seconds):
-                    await link.request(Command.REGISTRY_BEAT, headers.RegistryBeat(session))
+                await _answer_of(link, Command.REGISTRY_BEAT, headers.RegistryBeat(session), self._link_seconds)
             except SessionExpired:
                 self._session_ended(link, session)
             except (DatabaseDown, Busy) as error:
@@ -417,6 +424,26 @@ class NameServerClient:
         await link.request(Command.REGISTRY_WATCH, headers.RegistryWatch(prefixes))
         # What changed before the name server knew may have gone unnoticed.
         self._watches.add_all()
+
+
+async def _answer_of(link: Link, command: int, header: Header, seconds: float) -> Any:
+    """What a name server answers. What has come while this process was not let run counts as in time.
+
+    Raises:
+        TimeoutError: nothing, by then.
+        LinkLost, DMQError: as `Link.request`.
+    """
+    asked = asyncio.ensure_future(link.request(command, header))
+    try:
+        await asyncio.wait((asked,), timeout=max(0.0, seconds))
+        for _ in range(_TURNS):
+            if not asked.done():
+                await asyncio.sleep(0)  # timers come before what has arrived
+        if not asked.done():
+            raise TimeoutError
+        return asked.result()
+    finally:
+        asked.cancel()
 
 
 def _unanswered() -> WriteUnknown:

@@ -73,6 +73,7 @@ _ANSWER_SECONDS: Final = 1.0  # for a member to say how far it is
 _ASKED_MAX: Final = 32  # members at a time
 _SHARDS_AT_ONCE: Final = 100
 _ATTEMPTS: Final = 20  # at a record that others write, too
+_LOOKS_MAX: Final = 3  # at a shard whose record changes while its members are asked
 _PAUSE_SECONDS: Final = 0.1
 _REPAIR_SECONDS: Final = 10.0
 _RECORD_FORMAT: Final = 2  # of the cluster, from which on members know drained, removed and asynchronous
@@ -210,11 +211,23 @@ class Operations:
         return _nodes_of(entry for entry in found if entry is not None)
 
     async def _sighting(self, name: str, nodes: dict[str, NodeContent] | None = None) -> Sighting:
-        """Read a shard's entries, and ask its members.
+        """See a shard; again if its record changed meanwhile: else members seem to have seen more than there is.
 
         Parameters:
             nodes: all brokers, if they are known.
         """
+        seen = await self._seen(name, nodes)
+        for _ in range(_LOOKS_MAX):
+            revision = seen.record.revision
+            if all(said.revision <= revision for said in seen.said.values()):
+                break
+            seen = await self._seen(name)
+            if seen.record.revision == revision:
+                break  # it is an old copy
+        return seen
+
+    async def _seen(self, name: str, nodes: dict[str, NodeContent] | None = None) -> Sighting:
+        """Read a shard's entries, and ask its members."""
         entry = await self._registry.read(self._paths.shard(name))
         if entry is None:
             known = ", ".join(await self._names()) or "none"

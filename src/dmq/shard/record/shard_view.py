@@ -179,16 +179,19 @@ class ShardView:
         return True
 
     async def _read(self) -> None:
-        registry, paths = self.registry, self.paths
+        paths = self.paths
         began_at = asyncio.get_running_loop().time()
-        cluster = await registry.read(paths.cluster)
-        record = await registry.read(paths.shard(self.shard))
-        leader = await registry.read(paths.leader(self.shard))
+        known = self._members
+        cluster, record, leader, *nodes = await self._read_all(
+            [paths.cluster, paths.shard(self.shard), paths.leader(self.shard), *map(paths.node, known)]
+        )
         found_cluster, found_record = _decoded(ClusterContent, cluster), _decoded(ShardContent, record)
         if found_record is not None:
             self._members = [*found_record.members]
         # Of members alone: a cluster may have a thousand brokers more.
-        nodes = [entry for path in map(paths.node, self._members) if (entry := await registry.read(path)) is not None]
+        named = dict(zip(known, nodes, strict=True))
+        new = [name for name in self._members if name not in named]
+        named |= zip(new, await self._read_all([*map(paths.node, new)]), strict=True)
         gone = _gone(self.cluster, found_cluster, paths.cluster) or _gone(
             self.record, found_record, paths.shard(self.shard)
         )
@@ -196,10 +199,20 @@ class ShardView:
         self.version = 0 if record is None else record.version
         self.leader_entry = leader
         self.leader, unread = _leader_of(leader)
-        self.nodes = dict(_nodes_of(nodes))
+        self.nodes = dict(_nodes_of(entry for name in self._members if (entry := named[name]) is not None))
         is_still_gone = found_cluster is None or found_record is None
         self._found(gone or (self.trouble if is_still_gone else unread))
         self._read_at = began_at
+
+    async def _read_all(self, paths: Sequence[str]) -> list[Entry | None]:
+        """Entries, asked for at once: on a busy machine each round trip takes long, and an election needs several."""
+        found = await asyncio.gather(*map(self.registry.read, paths), return_exceptions=True)
+        entries = []
+        for one in found:
+            if isinstance(one, BaseException):
+                raise one
+            entries.append(one)
+        return entries
 
     def _found(self, trouble: str) -> None:
         """Tell what is wrong with our entries, once, and when it is not any more."""

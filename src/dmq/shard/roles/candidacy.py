@@ -91,20 +91,17 @@ class Candidacy:
         Raises:
             RegistryDown, SessionExpired, WriteUnknown, RegistryConflict: it is not settled.
         """
-        view = self._post.view
-        path = view.paths.leader(view.shard)
+        view, own = self._post.view, hex_id(replica.membership.replica_id)
         await view.refresh()
         entry, leader = view.leader_entry, view.leader
-        if entry is not None and leader is not None and leader.replica == hex_id(replica.membership.replica_id):
-            await view.write([Delete(path, entry.version)])
+        if entry is not None and leader is not None and leader.replica == own:
+            await view.write([Delete(view.paths.leader(view.shard), entry.version)])
             log.info("gave up /leader", shard=view.shard, epoch=leader.epoch)
         else:
             await view.write([Check(view.paths.shards, None)])
-            await view.refresh()
-            if view.leader is not None and view.leader.replica == hex_id(replica.membership.replica_id):
-                return  # an earlier write was carried out after all: the next call deletes what it made
         await view.refresh()
-        self.is_unsettled = False
+        # If it is ours, an earlier write was carried out after all: the next call deletes what it made.
+        self.is_unsettled = view.leader is not None and view.leader.replica == own
 
     # --- standing ---------------------------------------------------------------------------------------------------
 

@@ -486,15 +486,16 @@ class Term:
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _keep_once(self) -> None:
-        now = self._post.now()
-        is_known = self._look()
+        now, is_known = self._post.now(), self._look()
         if self.is_over or self._is_held:
             return
         if self._post.heart.is_flush_stuck and self._has_heir():
             await self._try(self._give_way)
             return
         if not self._view.is_down and self._leader.is_deaf(now, self._registered_long(now)):
-            self.cease("it hears no in-sync member, though one is registered: is the replication port blocked?")
+            await self._try(self._view.refresh)  # who was not let run does not know yet who leads now
+            if self._look() and not self._view.is_down:
+                self.cease("it hears no in-sync member, though one is registered: is the replication port blocked?")
             return
         if not is_known:
             if self._view.leader_entry is None:
@@ -535,9 +536,8 @@ class Term:
 
     def _registered_long(self, now: float) -> Iterator[int]:
         """Members that have had the time to follow us, if they could."""
-        registered = self._view.registered
         since = self._registered_since
-        self._registered_since = {replica: since.get(replica, now) for replica in registered}
+        self._registered_since = {replica: since.get(replica, now) for replica in self._view.registered}
         seconds = 2 * self._post.settings.lag_seconds
         return (replica for replica, at in self._registered_since.items() if now - at >= seconds)
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from dmq.errors import DMQError, InvalidSettings, NotLeader, RegistryDown, ShardConflict, UnknownEntry, WriteUnknown
+from dmq.protocol.cluster.replication import Standing, StandingReply
 from dmq.registry.contents import NodeContent, ShardContent, encode_content, hex_id
 from dmq.registry.memory import Fate
 from dmq.registry.registry import Create, Delete
@@ -230,6 +231,23 @@ def test_an_old_copy_of_the_registry_is_not_changed() -> None:
         await check_refusal(
             scene.operations.change("s1", RecordChange(replicas=4), by="me"), ShardConflict, "an old copy"
         )
+
+    run(story)
+
+
+def test_a_record_that_changes_while_members_are_asked_is_no_old_copy() -> None:
+    async def story(scene: ShardScene) -> None:
+        ask = scene.standing
+
+        async def standing(address: str, asked: Standing, seconds: float) -> StandingReply:
+            if not scene.asked_at:
+                await scene.elect("b")
+            return await ask(address, asked, seconds)
+
+        scene.standing = standing  # type: ignore[method-assign]
+        view = await scene.operations.shard()
+        assert (view.leader, view.record.revision, view.revision_seen) == ("b", 6, 6)
+        assert not [found.what for found in view.findings if "old copy" in found.what]
 
     run(story)
 

@@ -38,3 +38,28 @@ def test_a_thousand_brokers_of_other_shards_cost_a_member_no_read() -> None:
         await others.close()
 
     in_shard(test)
+
+
+def test_everything_is_read_in_one_round_trip() -> None:
+    """On a machine that is too busy each takes a second, and an election needs to know all of it several times."""
+
+    async def test(shard: Shard) -> None:
+        leader = await shard.start()
+        plain = leader.registry.read
+
+        async def slow(path: str) -> Entry | None:
+            found = await plain(path)
+            await asyncio.sleep(1.0)
+            return found
+
+        leader.registry.read = slow  # type: ignore[method-assign]
+        view = leader.member.view
+        for names, round_trips in ((["a", "b", "c"], 1), (["a", "b"], 2), (["a", "b", "c", "gone"], 1)):
+            view._members = names
+            async with view._lock:
+                began = shard.clock.monotonic()
+                await view._read()
+                assert round(shard.clock.monotonic() - began, 3) == round_trips
+            assert {*view.nodes} == {"a", "b", "c"}
+
+    in_shard(test)
