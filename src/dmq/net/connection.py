@@ -84,6 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         self.address: tuple[str, int] = ("", 0)
         self.session: object | None = None  # the peer's own
         self.straight: Callable[[Whole], bool] | None = None  # takes a request before the peer; whether it has
+        self.straight_batch: Callable[[Frame], bool] | None = None  # the same for one that is not small
 
     # --- asyncio ----------------------------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
             whole = self.parser.take_whole(nbytes)
             if whole is not None:
                 if not self.straight(whole):
-                    self._peer.received(self, frame_of(whole))
+                    self._receive(frame_of(whole))
                 return
         try:
             frames = self.parser.buffer_updated(nbytes)
@@ -119,10 +120,15 @@ class Connection(asyncio.BufferedProtocol):
             self.refuse(error)
             return
         if len(frames) == 1 and self.is_writable and self.is_open and not self._unserved and not self.parser.error:
-            self._peer.received(self, frames[0])  # as below, without the detour
+            self._receive(frames[0])  # as below, without the detour
             return
         self._unserved.extend(frames)
         self._serve()
+
+    def _receive(self, frame: Frame) -> None:
+        """Hand over a frame that came by itself."""
+        if self.straight_batch is None or not self.straight_batch(frame):
+            self._peer.received(self, frame)
 
     def _serve(self) -> None:
         """Hand over what was read; a peer that does not read its answers does not get to ask more."""
@@ -162,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = False
         self._pending.clear()
         self._unserved.clear()
-        self.straight = None
+        self.straight = self.straight_batch = None
         # We and the transport know each other, and may stay in memory until somebody collects such circles.
         self.parser.drop()
         self._track(self, False)

@@ -341,6 +341,13 @@ class MessageStore:
         assert not self._inline, "a checkpoint may be due"
         return self._writer.append_lone(lones, durability)
 
+    def append_batch(self, batch: Batch, durability: Durability) -> Unit:
+        """`append_each` for one batch, where nothing is unusual. Raises what `append_lone` does, and OutOfOrder."""
+        if self._closed:
+            self._check_open()
+        assert not self._inline, "a checkpoint may be due"
+        return self._writer.append_batch(batch, durability)
+
     def _append_flushed(self, items: Sequence[Batch | Event], *, atomic: bool = False) -> None:
         self.append(items, Durability.FLUSHED, atomic=atomic)
         self.flush()

@@ -34,9 +34,32 @@ def test_it_gives_the_bytes_and_tags_of_the_plain_way(
     columns: list[Any] = [tuple(lengths), lengths, encoded.lengths, encoded.lengths.astype(np.int64)]
     for column in columns:
         buffer = bytearray(b"before") + encoded.data + b"behind"
-        found = speed.stamp_run(buffer, 6, column, base, stamp)
+        found, offsets = speed.stamp_run(buffer, 6, column, base, stamp)
         assert buffer == b"before" + plain + b"behind"
         assert np.frombuffer(found, np.uint16).tolist() == tags
+        assert np.frombuffer(offsets, np.uint64).tolist() == [(base + start) % 2**64 for start in starts]
+
+
+@settings(deadline=None, max_examples=50)
+@given(batches, st.integers(0, 9), st.integers(0, 9))
+def test_it_writes_the_lengths_where_it_is_told_to(messages: list[Message], before: int, between: int) -> None:
+    encoded = encode_batch("orders", "shop", messages, sent_at_ms=5)
+    stamp = Stamp(1, 2, CLIENT, SERVER, 3, 4)
+    table = encoded.lengths.astype(">u4").tobytes()
+    at = before + len(table) + between
+    buffer = bytearray(b"\xee" * at) + encoded.data
+    tags = speed.stamp_run(buffer, at, encoded.lengths, 9, stamp, before)
+    plain = bytearray(encoded.data)
+    assert speed.stamp_run(plain, 0, encoded.lengths, 9, stamp) == tags
+    assert buffer == b"\xee" * before + table + b"\xee" * between + plain
+
+
+@pytest.mark.parametrize("table_at", [93, 100, 101, 2**62])
+def test_lengths_that_would_reach_into_the_records_are_not_written(table_at: int) -> None:
+    buffer = bytearray(b"\xee" * 300)
+    with pytest.raises(IndexError):
+        speed.stamp_run(buffer, 100, (100, 100), 9, Stamp(1, 2, CLIENT, SERVER, 3, 4), table_at)
+    assert buffer == b"\xee" * 300
 
 
 address = st.sampled_from([NO_ADDRESS, bytes(10) + b"\xff\xff\x7f\x00\x00\x01", b"\x20\x01" + bytes(14)])

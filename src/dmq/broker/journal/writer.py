@@ -47,7 +47,7 @@ _CARRIED_MAX: Final = 512  # records written again at a time: the loop waits for
 # Acks by the thousand share a unit; a broker that is killed has forgotten no more of them than came in this long.
 _LAZY_SECONDS: Final = 0.005
 _LAZY_MAX: Final = 256
-# So many turns with one message on the straight path each, one after another, show that messages come one by one. Then
+# So many turns with one request of a producer each, one after another, show that requests come one by one. Then
 # all but every sixteenth are written as they come: that one has a turn, which shows whether others come beside it.
 _LONE_TURNS_MIN: Final = 8
 _LOOK_MASK: Final = 15
@@ -82,6 +82,7 @@ class Submission:
 
     __slots__ = ("atomic", "durability", "items", "size")
     is_lone: bool = True  # one client waits for it, not several
+    is_sent: bool = False  # by a producer, as one request
     is_early: bool = False  # in a shard it is done when it is written, not when it is committed
     touched: Collection[tuple[str, int]] = ()  # topics and queues, where placements do not say them
 
@@ -240,7 +241,7 @@ class JournalWriter:
         self.units = 0
         self.probe = TurnProbe()
         self.lone_turns = 0
-        """How many turns in a row had one message on the straight path."""
+        """How many turns in a row had one request of a producer."""
 
     # --- submitting -------------------------------------------------------------------------------------------------
 
@@ -291,7 +292,7 @@ class JournalWriter:
         return True
 
     def is_now(self, durability: int) -> bool:
-        """Whether a message on the straight path is written as it comes.
+        """Whether a request on the straight path is written as it comes.
 
         Parameters:
             durability: that was asked for. In a shard, one that need only be written has a turn, which answers it.
@@ -315,7 +316,7 @@ class JournalWriter:
         self._turn()
 
     def end_now(self, connection: Answering, answer: bytes, touched: tuple[str, int]) -> None:
-        """A message was written without a turn: answer, and serve those who wait for what is in its queue now."""
+        """A request was written without a turn: answer, and serve those who wait for what is in its queue now."""
         probe = self.probe
         probe.turns += 1
         if not self.is_heard(touched[0]) and not self._arrivals.waiting:
@@ -427,6 +428,9 @@ class JournalWriter:
         try:
             if submitted:
                 self._write_submitted(submitted)
+                sent = sum(submission.is_sent for submission in submitted)
+                if sent:
+                    self.lone_turns = self.lone_turns + 1 if sent == 1 else 0
             else:
                 self.lone_turns = self.lone_turns + 1 if self.straight.write() == 1 else 0
             if self.probe.began and not self.probe.end:

@@ -129,6 +129,7 @@ class PublishRequest(Submission):
     _half_ids: list[bytes]
 
     context: Any
+    is_sent = True
 
     def __init__(self, asked: Produce, batch: PackedBatch, address: bytes = NO_ADDRESS, port: int = 0) -> None:
         self.asked = asked
@@ -203,7 +204,7 @@ class Publisher:
         self._transactions = transactions
         self._dead_letters = dead_letters
         self._body_bytes_max = journal.store.settings.body_bytes_max
-        self._takes_blocks = journal.store.settings.takes_blocks
+        self.takes_blocks = journal.store.settings.takes_blocks
         self._keeps_failed = channels.settings.dead_letter_store_failures
         self.messages_in = 0
         self.bytes_in = 0
@@ -335,6 +336,15 @@ class Publisher:
         self.begin(request, (batch,), done)
         return request
 
+    def late_batch(
+        self, asked: Produce, packed: PackedBatch, batch: Batch, done: Published, context: Any
+    ) -> PublishRequest:
+        """`late` for a batch."""
+        request = PublishRequest(asked, packed, batch.address, batch.port)
+        request.room, request.check_crc, request.context = batch.room, False, context
+        self.begin(request, (batch,), done)
+        return request
+
     def count(self, topic: str, messages: int, size: int) -> None:
         """Messages were stored."""
         self.messages_in += messages
@@ -396,7 +406,7 @@ class Publisher:
         """Raises if a batch cannot be taken, whatever its topic is."""
         asked, packed = request.asked, request.batch
         rules = _replay_rules if asked.flags & _REPLAYED else _rules
-        if asked.flags & _BLOCKS and (asked.flags & _SPECIAL or not self._takes_blocks):
+        if asked.flags & _BLOCKS and (asked.flags & _SPECIAL or not self.takes_blocks):
             raise InvalidRequest(
                 "only plain messages have their bodies in blocks, and only if this broker takes blocks: send each body "
                 "in its record"

@@ -21,20 +21,20 @@ from dmq.broker.catalog.changes import Changes, Later
 from dmq.broker.journal.writer import JournalWriter, Submission
 from dmq.broker.publish.publisher import BATCH_BYTES, Publisher, PublishRequest
 from dmq.compiled import find
-from dmq.errors import DMQError, StorageError
+from dmq.errors import DMQError, InvalidRequest, StorageError
 from dmq.model import Durability
 from dmq.net.connection import Connection
-from dmq.protocol.batch import LONE_KEY
+from dmq.protocol.batch import LONE_KEY, unpack_batch
 from dmq.protocol.commands import Command, sealed_produce_answer
 from dmq.protocol.frame import CRC_BYTES, HEAD_BYTES, Frame, Kind, Whole
 from dmq.protocol.header import UNREADABLE
-from dmq.protocol.produce import Produce
+from dmq.protocol.produce import Produce, ProduceFlag
 from dmq.records.attributes import ANY_QUEUE
-from dmq.records.check import are_right
+from dmq.records.check import are_right, check_batch
 from dmq.records.layout import RECORD_BYTES_MIN
 from dmq.storage.journal.unit import Unit
 from dmq.storage.journal.unit_builder import sender_of
-from dmq.storage.journal.unit_draft import Placement
+from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.journal.unit_writer import Lone, Sender, Unusual
 from dmq.storage.store import MessageStore
 
@@ -51,6 +51,7 @@ _REQUEST: Final = int(Kind.REQUEST)
 _STORED: Final = Durability.STORED
 _FLUSHED: Final = Durability.FLUSHED
 _REPLICATED: Final = Durability.REPLICATED
+_BLOCKS: Final = int(ProduceFlag.BLOCKS)
 # The first byte of a header with all fields that are known here, and no more; arrays of 16 and more begin otherwise.
 _FIELDS: Final = 0x90 | len(Produce.__struct_fields__)
 _decode: Final = msgspec.msgpack.Decoder(Produce).decode
@@ -120,7 +121,7 @@ class StraightPath:
         if parsed is None:
             found = parse_plain(whole, body_at)
             if isinstance(found, str):
-                return self._leave(found)
+                return found != "many" and self._leave(found)
             asked, data, key_hash = found
         else:
             fields, data, key_hash = parsed
@@ -157,6 +158,84 @@ class StraightPath:
             if is_now:
                 writer.turn_now(size + BATCH_BYTES)
         return True
+
+    def take_batch(self, session: Caller, frame: Frame) -> bool:
+        """`take` for a request with several messages that need only be stored, while requests come one by one.
+
+        It is written as it comes, as a unit of its own, and made where it was received if there is room.
+        """
+        if frame.command != _PRODUCE or frame.kind != _REQUEST:
+            return False
+        try:
+            asked = _decode(frame.header)
+        except UNREADABLE:
+            return False  # the general way counts it as an error
+        count, flags, publisher, writer = asked.count, asked.flags, self._publisher, self._writer
+        if frame.header[0] > _FIELDS or count < 2 or frame.flags:
+            return count > 1 and self._leave("header")
+        if flags & ~_BLOCKS or (flags and not publisher.takes_blocks):
+            return self._leave("special")
+        if asked.durability > _STORED:
+            return self._leave("durability")
+        if self._changes.under_way:
+            return self._leave("change")
+        topic, queue = asked.topic, asked.queue
+        try:
+            place = publisher.admit(asked)
+        except (DMQError, Later):
+            return self._leave("refused")
+        if publisher.has_limits(topic):
+            return self._leave("limits")
+        if queue == ANY_QUEUE and place.config.priority:
+            return self._leave("special")
+        try:
+            packed = unpack_batch(frame.body, count, asked.keys, blocks=flags != 0)
+            check_batch(packed.data, packed.lengths, publisher.rules(topic, False), packed.block_bytes)
+        except DMQError as error:
+            return self._leave("batch" if isinstance(error, InvalidRequest) else "content")
+        if not writer.is_now(asked.durability):
+            return self._leave("mixed" if writer.has_submissions else "busy")
+        sender = session.sender
+        batch = Batch(
+            topic=topic,
+            queue=publisher.choose_queue(place) if queue == ANY_QUEUE else queue,
+            data=packed.data,
+            lengths=packed.lengths,
+            hash_index=packed.hash_index,
+            hashes=packed.hashes,
+            producer_id=asked.producer_id,
+            producer_epoch=asked.producer_epoch,
+            first_sequence=asked.first_sequence,
+            previous_sequence=asked.previous_sequence,
+            address=sender.address,
+            port=sender.port,
+            received_at_ms=publisher.wall_ms(),
+            block_bytes=packed.block_bytes,
+            room=frame.room,
+        )
+        session.counters["requests"] += 1
+        try:
+            unit = self._store.append_batch(batch, _STORED)
+        except (Unusual, DMQError) as unusual:
+            self._submit(publisher.late_batch(asked, packed, batch, session.published, (session, frame)), unusual)
+            return True
+        self.taken += 1
+        writer.units += 1
+        publisher.count(topic, count, len(packed.data))
+        row = unit.rows[0]
+        answer = sealed_produce_answer(frame.correlation, row[5], row[8], unit.start, durability=asked.durability)
+        writer.end_now(session.connection, answer, (topic, row[5]))
+        return True
+
+    def _submit(self, request: PublishRequest, unusual: Exception) -> None:
+        """Have a batch that could not be written as it came take the general way; it may have been changed in place."""
+        if isinstance(unusual, StorageError):
+            self.left["disk"] += 1
+            self._writer.put_lone(request.size)
+            self._writer.not_written([request], _STORED, unusual)
+        else:
+            self.left[unusual.reason if isinstance(unusual, Unusual) else "resend"] += 1
+            self._writer.put(request)
 
     def _add(self, lone: Lone, asked: _Asked) -> None:
         self._size += len(lone[2]) + BATCH_BYTES
@@ -284,7 +363,9 @@ class _StraightUnit(Submission):
 
 
 def parse_plain(whole: bytes, body_at: int) -> tuple[Produce, bytes, int] | str:
-    """What a PRODUCE asks, its record and the hash of its key, if it has one message; else why it is not for this path.
+    """What a PRODUCE asks, its record and the hash of its key, if it has one message; else why it is not for `take`.
+
+    "many" is one with another number of messages, which `take_batch` looks at.
 
     Parameters:
         whole: a request with its checksum, which is right.
@@ -318,7 +399,7 @@ _lone_request: Final = find("lone_request")
 def _why(asked: Any) -> str:
     """Why a request is none for the straight path."""
     if asked.count != 1:
-        return "batch"
+        return "many"
     if asked.flags:
         return "special"
     return "order" if asked.previous_sequence is not None else "durability"

@@ -149,7 +149,7 @@ class Dispatcher:
         broker, self.broker = self.broker, None
         for session in self.sessions:
             session.subscribing.clear()
-            session.connection.straight = None
+            session.connection.straight = session.connection.straight_batch = None
         return broker
 
     def _bind(self, session: Session, broker: Broker) -> None:
@@ -161,6 +161,7 @@ class Dispatcher:
         session.client.takes_blocks = BLOCKS in session.features
         if broker.straight.is_on and FRAME_CRC in session.features:
             session.connection.straight = partial(broker.straight.take, session)
+            session.connection.straight_batch = partial(broker.straight.take_batch, session)
         for group, count in session.producer_groups.items():
             for _ in range(count):
                 broker.transactions.join(session, group)

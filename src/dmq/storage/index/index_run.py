@@ -114,18 +114,34 @@ _GONE: Final = (1 << 63) - 1
 
 
 class Tail:
-    """Entries of one queue not yet in a file, as growing columns."""
+    """Entries of one queue not yet in a file, as growing columns.
 
-    __slots__ = ("first", "lengths", "offsets", "tags")
+    Attributes:
+        blocks: offsets, lengths and tags of batches that came last, behind the columns, until somebody looks: columns
+            that grow are copied again and again.
+    """
+
+    __slots__ = ("blocks", "first", "lengths", "offsets", "tags")
 
     def __init__(self, first: int) -> None:
         self.first = first
         self.offsets = array("Q")
         self.lengths = array("I")
         self.tags = array("H")
+        self.blocks: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint32], npt.NDArray[np.uint16]]] = []
+
+    def gather(self) -> Tail:
+        """Put the blocks behind the columns."""
+        if self.blocks:
+            blocks, self.blocks = self.blocks, []
+            offsets, lengths, tags = zip(*blocks, strict=True)
+            self.offsets.frombytes(b"".join(offsets))
+            self.lengths.frombytes(b"".join(lengths))
+            self.tags.frombytes(b"".join(tags))
+        return self
 
     def __len__(self) -> int:
-        return len(self.offsets)
+        return len(self.gather().offsets)
 
 
 class Run:

@@ -47,9 +47,14 @@ _FILES_MAX: Final = 8
 
 
 class _Pending:
-    """What units since the last checkpoint say."""
+    """What units since the last checkpoint say.
 
-    __slots__ = ("batches", "hash_offsets", "hashes", "starts", "times")
+    Attributes:
+        blocks: hashes and offsets of many records each, as their units have them: an array that grows is copied again
+            and again, and a batch of 500 would pay more for that than for all the rest of its index.
+    """
+
+    __slots__ = ("batches", "blocks", "hash_offsets", "hashes", "starts", "times")
 
     def __init__(self) -> None:
         self.starts = array("Q")
@@ -57,6 +62,14 @@ class _Pending:
         self.hashes = array("Q")
         self.hash_offsets = array("Q")
         self.batches = array("Q")  # four numbers a batch
+        self.blocks: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]] = []
+
+    def gather(self) -> None:
+        """Put the hashes of all blocks with the others."""
+        if self.blocks:
+            blocks, self.blocks = self.blocks, []
+            self.hashes.frombytes(b"".join([hashes for hashes, _ in blocks]))  # type: ignore[misc]
+            self.hash_offsets.frombytes(b"".join([offsets for _, offsets in blocks]))  # type: ignore[misc]
 
     def tables(self) -> tuple[Table, Table, Table]:
         units = np.empty(len(self.starts), _UNITS)
@@ -126,8 +139,10 @@ class Lookup:
         pending.times.append(unit.header.stored_at_ms)
         if isinstance(unit.offsets, np.ndarray):
             if len(unit.hashes):
-                pending.hashes.frombytes(unit.hashes.tobytes())  # type: ignore[union-attr]
-                pending.hash_offsets.frombytes(unit.offsets[unit.hash_index].tobytes())
+                offsets_keyed = unit.offsets
+                if len(unit.hashes) < len(offsets_keyed):
+                    offsets_keyed = offsets_keyed[unit.hash_index]
+                pending.blocks.append((unit.hashes, offsets_keyed))  # type: ignore[arg-type]
         else:
             if unit.hashes:
                 pending.hashes.extend(unit.hashes)
@@ -159,6 +174,7 @@ class Lookup:
         for file in self.files:
             if file.end > start:
                 found += _matching(file.hashes, value)
+        self._active.gather()
         for pending in self._pending():
             hits = np.flatnonzero(np.frombuffer(pending.hashes, np.uint64) == np.uint64(value)).tolist()
             found += [pending.hash_offsets[hit] for hit in hits]
@@ -248,6 +264,7 @@ class Lookup:
     def freeze(self) -> None:
         """Set aside what a checkpoint is about to write."""
         assert self._frozen is None
+        self._active.gather()  # here: a thread writes what is frozen, while it is still asked
         self._frozen, self._active = self._active, _Pending()
 
     def unfreeze(self) -> None:

@@ -73,10 +73,9 @@ class QueueIndex:
         if tail is None:
             tail = self._active[key] = Tail(first)
         if isinstance(offsets, np.ndarray):
-            tail.offsets.frombytes(offsets.tobytes())
-            tail.lengths.frombytes(lengths.tobytes())
-            tail.tags.frombytes(tags.tobytes())
+            tail.blocks.append((offsets, lengths, tags))
         else:
+            tail.gather()
             tail.offsets.extend(offsets)
             tail.lengths.extend(lengths)
             tail.tags.extend(tags)
@@ -87,6 +86,8 @@ class QueueIndex:
         tail = self._active.get(key)
         if tail is None:
             tail = self._active[key] = Tail(first)
+        if tail.blocks:
+            tail.gather()
         tail.offsets.append(offset)
         tail.lengths.append(length)
         tail.tags.append(tag)
@@ -148,6 +149,7 @@ class QueueIndex:
         tail = self._active.get(key)
         if tail is None or start < tail.first:
             return None
+        tail.gather()
         i, j = start - tail.first, stop - tail.first
         return [*zip(tail.offsets[i:j], tail.lengths[i:j], strict=True)]
 
@@ -201,6 +203,8 @@ class QueueIndex:
     def freeze(self) -> None:
         """Set aside what a checkpoint is about to write; it stays readable."""
         assert self._frozen is None
+        for tail in self._active.values():
+            tail.gather()  # here: a thread writes what is frozen, while it is still read
         self._frozen, self._active = self._active, {}
         self.buffered = 0
 
@@ -213,6 +217,7 @@ class QueueIndex:
             if before is None:
                 self._frozen[key] = tail
             else:
+                tail.gather()
                 before.offsets.extend(tail.offsets)
                 before.lengths.extend(tail.lengths)
                 before.tags.extend(tail.tags)

@@ -84,6 +84,10 @@ class UnitBuilder:
         # A moved record has two hashes, of its id and its key.
         if len(parts) == 1 and parts[0].row.records == 1 and not len(parts[0].dues) and len(parts[0].hashes) < 2:
             return self._build_lone(parts[0], start, stored_at_ms, flushed_through, flags=flags)
+        if len(parts) == 1 and parts[0].room is not None and parts[0].row.records >= FEW:
+            unit = self._build_in_place(parts[0], start, stored_at_ms, flushed_through, flags=flags)
+            if unit is not None:
+                return unit
         records = hashes = dues = 0
         rows: list[Row] = []
         packed: list[bytes] = []
@@ -114,14 +118,10 @@ class UnitBuilder:
             buffer = bytearray().join((head, lengths, *packed, others, *datas))
             tags = _stamp(buffer, parts, columns[0], start, origin=(self.server, stored_at_ms))
         else:
-            room = parts[0].room if len(parts) == 1 else None
-            if room is not None and len(room) >= length:
-                columns, buffer = _place(parts[0], room[len(room) - length :], (head, packed[0]), start + tables)
-            else:
-                columns, more = _columns_many(parts, start + tables, hashes, dues)
-                if version == BLOCKS_VERSION and len(parts) > 1:
-                    columns = (columns[0] + shift_many(rows), *columns[1:])
-                buffer = bytearray().join((head, more[0], *packed, *more[1:], *datas))
+            columns, more = _columns_many(parts, start + tables, hashes, dues)
+            if version == BLOCKS_VERSION and len(parts) > 1:
+                columns = (columns[0] + shift_many(rows), *columns[1:])
+            buffer = bytearray().join((head, more[0], *packed, *more[1:], *datas))
             tags = _stamp(buffer, parts, columns[0], start, origin=(self.server, stored_at_ms))
         crc = crc32c(memoryview(buffer)[CRC_FROM:])
         _U32.pack_into(buffer, _CRC_AT, crc)
@@ -130,6 +130,46 @@ class UnitBuilder:
             stored_at_ms, flushed_through, self._journal_id,
         ))  # fmt: skip
         return Unit(header, buffer, rows, columns, tags=tags)
+
+    def _build_in_place(
+        self, part: Part, start: int, stored_at_ms: int, flushed_through: int, *, flags: int
+    ) -> Unit | None:
+        """`build` for a batch where it was received: records, hashes and dues stay where they are, and no byte of them
+        is copied on its way to the disk. None if the room does not suffice."""
+        row, data, lengths, received_at_ms, hash_index, hashes, dues, room = part
+        assert room is not None
+        records = row[3]
+        row_at = HEADER_BYTES + 4 * records
+        tables = row_at + ROW_BYTES + 12 * len(hashes) + 8 * len(dues)
+        length = tables + len(data)
+        if length > len(room):
+            return None
+        unit = room[len(room) - length :]
+        version = BLOCKS_VERSION if row[11] else UNIT_VERSION
+        fields = (
+            version, flags, self.epoch, start, length, records, 1, len(hashes), len(dues), 0,
+            stored_at_ms, flushed_through, self._journal_id,
+        )  # fmt: skip
+        HEADER.pack_into(unit, 0, UNIT_MAGIC, 0, *fields)
+        ROW.pack_into(unit, row_at, *row)
+        # The lengths are not taken from where the request had them: after a write that failed, this is done once more.
+        if _stamp_run is None:
+            sizes = np.asarray(lengths, np.uint32)
+            unit[HEADER_BYTES:row_at] = sizes.astype(">u4").tobytes()
+            offsets = np.cumsum(sizes, dtype=np.int64) - sizes + (start + tables)
+            tags = stamp_parts_many(unit, (part,), offsets, start, origin=(self.server, stored_at_ms))
+        else:
+            client, ipv6 = sender_of(row[9], row[10])
+            stamp = _new(Stamp, (row[5], row[8], client, self.server, received_at_ms, stored_at_ms, ipv6))
+            made = _stamp_run(unit, tables, lengths, start + tables, stamp=stamp, table_at=HEADER_BYTES)
+            tags, offsets = np.frombuffer(made[0], np.uint16), np.frombuffer(made[1], np.int64)
+        crc = crc32c(unit[CRC_FROM:])
+        _U32.pack_into(unit, _CRC_AT, crc)
+        columns = (
+            offsets, np.asarray(lengths, np.uint32), np.asarray(hash_index, np.uint32), np.asarray(hashes, np.uint64),
+            np.asarray(dues, np.uint64),
+        )  # fmt: skip
+        return Unit(_new(Header, (UNIT_MAGIC, crc, *fields)), unit, [row], columns, tags=tags)
 
     def _build_lone(self, part: Part, start: int, stored_at_ms: int, flushed_through: int, *, flags: int) -> Unit:
         """`build` for one record: a producer that sends one at a time waits for it."""
@@ -154,7 +194,7 @@ class UnitBuilder:
         if _stamp_run is None:
             tags = stamp_few(buffer, (at,), offsets, stamp)
         else:
-            tags = [int.from_bytes(_stamp_run(buffer, at, (size,), offsets[0], stamp=stamp), sys.byteorder)]
+            tags = [int.from_bytes(_stamp_run(buffer, at, (size,), offsets[0], stamp=stamp)[0], sys.byteorder)]
         crc = crc32c(memoryview(buffer)[CRC_FROM:])
         _U32.pack_into(buffer, _CRC_AT, crc)
         header = _new(Header, (
@@ -216,26 +256,6 @@ def _columns_many(parts: Sequence[Part], offset: int, hashes: int, dues: int) ->
     return (offsets, lengths, hash_index, values, due_values), packed
 
 
-def _place(part: Part, unit: memoryview, packed: tuple[bytes, bytes], offset: int) -> tuple[Columns, memoryview]:
-    """The columns of a batch as arrays, and its unit where the batch was received: records, hashes and dues stay where
-    they are, and no byte of them is copied on its way to the disk.
-
-    Parameters:
-        unit: ends with the records, which have hashes and dues before them as a request has them.
-        packed: the unit's header and its row.
-        offset: where the first record will stand in the journal.
-    """
-    lengths = np.asarray(part.lengths, np.uint32)
-    # Not taken from where the request had them: after a write that failed, this is done once more.
-    tables = b"".join((packed[0], lengths.astype(">u4").data, packed[1]))
-    unit[: len(tables)] = tables
-    offsets = np.cumsum(lengths, dtype=np.int64)
-    offsets -= lengths
-    offsets += offset
-    hash_index, hashes = np.asarray(part.hash_index, np.uint32), np.asarray(part.hashes, np.uint64)
-    return (offsets, lengths, hash_index, hashes, np.asarray(part.dues, np.uint64)), unit
-
-
 _NO_INDEX: Final = np.empty(0, np.uint32)
 _NO_VALUES: Final = np.empty(0, np.uint64)
 
@@ -280,7 +300,7 @@ def _stamp(
 
 
 def stamp_parts(
-    loop: Callable[..., bytearray],
+    loop: Callable[..., tuple[bytearray, bytearray]],
     buffer: bytearray | memoryview,
     parts: Sequence[Part],
     offsets: Any,
@@ -298,7 +318,7 @@ def stamp_parts(
         client, ipv6 = sender_of(row[9], row[10])
         offset = int(offsets[at])
         stamp = _new(Stamp, (row[5], row[8], client, server, part.received_at_ms, stored_at_ms, ipv6))
-        tags += loop(buffer, offset - start, part.lengths, offset, stamp=stamp)
+        tags += loop(buffer, offset - start, part.lengths, offset, stamp=stamp)[0]
         at += row[3]
     return np.frombuffer(tags, np.uint16)
 

@@ -90,6 +90,7 @@ class Draft:
 _EVENTS_MAX: Final = 256  # of one batch
 # By producer and queue: the items of a call that are written.
 _Fresh: TypeAlias = dict[tuple[int, int], list[int]]
+_NONE_FRESH: Final[_Fresh] = {}
 
 
 def event_part(events: Iterable[Event], now_ms: int) -> Part:
@@ -179,6 +180,18 @@ class Drafter:
             if row[4] == 0:
                 draft.events += events
         return (drafts if draft.parts else []), duplicates
+
+    def part(self, batch: Batch, state: State, now_ms: int) -> Part | None:
+        """The part of a unit that a new batch of plain messages is; None if it was written before.
+
+        Raises:
+            UnknownTopic, InvalidMessage, SequenceConflict, OutOfOrder, StaleEpoch: as `draft`.
+        """
+        topic_id, key = _queue_of(batch, state)
+        if batch.producer_id and _earlier_place((), batch, key, _NONE_FRESH, state=state) is not None:
+            return None
+        first = self.assigned[key] if key in self.assigned else state.next.get(key, 0)
+        return _part(batch, topic_id, first, now_ms, anything_expires=bool(state.expiring))
 
     def _check_transactions(self, batch: Batch, state: State, following: dict[int, int]) -> None:
         """Raises LimitReached if a batch of half messages is too much, with those that are written or about to be."""

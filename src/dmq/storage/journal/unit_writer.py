@@ -284,15 +284,42 @@ class Writer:
         if size > self._settings.unit_bytes_max:
             raise Unusual("size")
         self.stored_at_ms = stored_at_ms
+        self._append_straight(unit, durability)
+        return unit
+
+    def append_batch(self, batch: Batch, durability: Durability) -> Unit:
+        """Write a batch of plain messages as one unit: what `append_each` does where nothing is unusual.
+
+        Raises:
+            Unusual, UnknownTopic, OutOfOrder, StaleEpoch, SequenceConflict: nothing was changed; `append_each` decides.
+            DiskFull, StorageError: as `append_each`, in which nothing was placed.
+        """
+        if self._space.is_refusing or self._unchecked >= _DISK_CHECK_BYTES:
+            raise Unusual("disk")
+        now_ms = self._clock.now_ms()
+        part = self._drafter.part(batch, self.derived.state, now_ms)
+        if part is None:
+            raise Unusual("resend")
+        # As it is at most: a batch without keys takes less.
+        size = HEADER.size + ROW.size + 16 * len(batch.lengths) + len(batch.data)
+        if self._tail_in_use and self._journal.segments[-1].size + size > self._settings.segment_bytes:
+            raise Unusual("segment")
+        if size > self._settings.unit_bytes_max:
+            raise Unusual("size")
+        self.stored_at_ms = max(self.stored_at_ms, now_ms)
+        unit = self._build((part,), self._journal.end)
+        self._append_straight(unit, durability)
+        return unit
+
+    def _append_straight(self, unit: Unit, durability: Durability) -> None:
         try:
             self._append_unit(unit, durability)
         except StorageError as error:
             if isinstance(error, DiskFull):
                 self._space.ran_out()
-            if error is not journal.failure:
+            if error is not self._journal.failure:
                 error.detail["placed"] = {}
             raise
-        return unit
 
     def _append_unit(self, unit: Unit, durability: Durability) -> None:
         """Write a unit, and apply it once it is visible."""

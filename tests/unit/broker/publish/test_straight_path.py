@@ -36,6 +36,7 @@ SMALL = StoreSettings(
     disk_refuse=1.0,
     disk_clean=1.0,
 )
+LARGE = structs.replace(SMALL, segment_bytes=1 << 20, unit_bytes_max=512 << 10)
 
 
 class Body(bytes):
@@ -57,6 +58,9 @@ class Send(NamedTuple):
     durability: Durability = Durability.STORED
     messages: tuple[Message, ...] = (Message(b"body"),)
     odd: str = ""
+
+
+MANY = Send(messages=(Message(Body(2000), key="k-1"),) * 40)  # larger than what is received at a time
 
 
 class Do(NamedTuple):
@@ -87,7 +91,12 @@ SENDS = st.builds(
     step=st.sampled_from([0, 0, 0, 0, -1, 1]),
     epoch=st.sampled_from([0, 0, 0, 1]),
     durability=st.sampled_from([*[Durability.STORED] * 4, Durability.FLUSHED, Durability.NONE, Durability.REPLICATED]),
-    messages=st.one_of(st.tuples(MESSAGES), st.tuples(MESSAGES), st.tuples(MESSAGES, MESSAGES)),
+    messages=st.one_of(
+        st.tuples(MESSAGES),
+        st.tuples(MESSAGES),
+        st.tuples(MESSAGES, MESSAGES),
+        st.tuples(MESSAGES, st.sampled_from([2, 15, 16, 40])).map(lambda drawn: (drawn[0],) * drawn[1]),
+    ),
     odd=st.one_of(st.just(""), st.just(""), st.just(""), st.sampled_from(ODD)),
 )
 DOINGS = st.sampled_from(
@@ -189,6 +198,7 @@ def told(rig: Rig) -> dict[str, Any]:
     broker, store = rig.broker, rig.store
     derived = store.queries.derived
     lookup = derived.lookup._active
+    lookup.gather()
     return {
         "files": {path: rig.files.read_file(path) for path in rig.files.paths() if path.startswith("journal/")},
         "answers": [peer.wire.received for peer in rig.peers],
@@ -196,7 +206,7 @@ def told(rig: Rig) -> dict[str, Any]:
         "state": derived.state.snapshot(store.queries.end),
         "visible": (store.queries.visible, store.queries.end, derived.applied),
         "queues": {
-            key: (tail.first, [*tail.offsets], [*tail.lengths], [*tail.tags])
+            key: (tail.first, [*tail.gather().offsets], [*tail.lengths], [*tail.tags])
             for key, tail in derived.queues._active.items()
         },
         "lookup": [[*column] for column in (lookup.starts, lookup.times, lookup.hashes, lookup.hash_offsets)],
@@ -209,22 +219,24 @@ def told(rig: Rig) -> dict[str, Any]:
     }
 
 
-async def check_both(turns: list[tuple[list[Send | Do], bool]], *, now: bool = False) -> list[Rig]:
+async def check_both(
+    turns: list[tuple[list[Send | Do], bool]], *, now: bool = False, store: StoreSettings = SMALL
+) -> list[Rig]:
     """The same requests on both ways; after each turn everything must be the same.
 
     Parameters:
         now: what is stored is written as it comes, on the straight path.
     """
     files = MemoryFiles()
-    with_topics = MessageStore(files, SMALL, FakeClock())
+    with_topics = MessageStore(files, store, FakeClock())
     for topic in ("orders", "bills"):
         with_topics.create_topic(topic, TopicConfig(queues=4))
     with_topics.create_topic("levels", TopicConfig(queues=4, priority=True))
     with_topics.close()
     rigs: list[Rig] = []
     async with (
-        running(files.copy(), SMALL, straight=True) as one,
-        running(files.copy(), SMALL, straight=False) as other,
+        running(files.copy(), store, straight=True) as one,
+        running(files.copy(), store, straight=False) as other,
     ):
         for rig in (one, other):
             rig.broker.writer._disk = Disk()  # type: ignore[assignment]
@@ -320,13 +332,24 @@ def test_both_ways_give_the_same(turns: list[tuple[list[Send | Do], bool]]) -> N
 
 
 @settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
-@given(ONE_BY_ONE)
-@example([([Send(odd=odd)], True) for odd in ("", *ODD)])
-@example([([Send(durability=Durability.FLUSHED)], False), ([Send(step=-1)], False), ([Send()], True), ([Send()], True)])
-@example([([Do("full"), Send()], True), ([Do("space"), Send()], True), ([Do("fail"), Send()], True), ([Send()], True)])
-@example([([Send()], True), ([Send(step=-1)], True), ([Send(epoch=1)], True), ([Send()], True)])
-def test_what_is_written_as_it_comes_is_the_same(turns: list[tuple[list[Send | Do], bool]]) -> None:
-    run(lambda: check_both(turns, now=True))
+@given(ONE_BY_ONE, st.sampled_from([SMALL, LARGE]))
+@example([([Send(odd=odd)], True) for odd in ("", *ODD)], SMALL)
+@example(
+    [([Send(durability=Durability.FLUSHED)], False), ([Send(step=-1)], False), ([Send()], True), ([Send()], True)],
+    SMALL,
+)
+@example(
+    [([Do("full"), Send()], True), ([Do("space"), Send()], True), ([Do("fail"), Send()], True), ([Send()], True)], SMALL
+)
+@example([([Send()], True), ([Send(step=-1)], True), ([Send(epoch=1)], True), ([Send()], True)], SMALL)
+@example([([MANY], True)] * 5, LARGE)
+@example([([MANY._replace(odd=odd)], True) for odd in ("", *ODD)], LARGE)
+@example([([Do("full"), MANY], True), ([Do("space"), MANY], True), ([Do("fail"), MANY], True), ([MANY], True)], LARGE)
+@example([([MANY], True), ([MANY._replace(step=-40)], True), ([MANY._replace(step=-1)], True), ([MANY], True)], LARGE)
+def test_what_is_written_as_it_comes_is_the_same(
+    turns: list[tuple[list[Send | Do], bool]], store: StoreSettings
+) -> None:
+    run(lambda: check_both(turns, now=True, store=store))
 
 
 def test_messages_that_come_one_by_one_soon_need_no_turn_and_those_that_come_together_do() -> None:
@@ -378,6 +401,25 @@ def test_what_takes_the_general_way_is_counted_by_its_reason() -> None:
         assert left == {"header": 1, "order": 1, "special": 1, "batch": 1, "resend": 1, "mixed": 1, "refused": 1}
         assert one.broker.straight.taken == 1
         assert set(left) < set(REASONS)
+
+    run(test)
+
+
+def test_a_batch_that_need_only_be_stored_is_written_as_it_comes_and_others_take_the_general_way() -> None:
+    async def test() -> None:
+        sends: list[Send | Do] = [
+            MANY,
+            MANY._replace(odd="previous"),
+            MANY._replace(durability=Durability.FLUSHED),
+            MANY._replace(odd="ttl"),
+            MANY._replace(topic="no"),
+            MANY._replace(odd="record"),
+            MANY._replace(messages=(Message(b"few"),) * 3),
+        ]
+        one, _ = await check_both([([send], True) for send in sends], now=True, store=LARGE)
+        left = {reason: count for reason, count in one.broker.straight.left.items() if count}
+        assert left == {"durability": 1, "special": 1, "refused": 1, "content": 1}
+        assert one.broker.straight.taken == 3
 
     run(test)
 

@@ -55,6 +55,8 @@ class Bench:
         if count > 16:
             columns = (np.array(offsets, np.uint64), np.array(lengths, np.uint32), np.array(tags, np.uint16))
             self.index.add(key, len(queue), *columns)
+        elif count == 1:
+            self.index.add_one(key, len(queue), offsets[0], lengths[0], tag=tags[0])
         else:
             self.index.add(key, len(queue), offsets, lengths, tags)
         queue += new
