@@ -139,10 +139,8 @@ class Lookup:
         pending.times.append(unit.header.stored_at_ms)
         if isinstance(unit.offsets, np.ndarray):
             if len(unit.hashes):
-                offsets_keyed = unit.offsets
-                if len(unit.hashes) < len(offsets_keyed):
-                    offsets_keyed = offsets_keyed[unit.hash_index]
-                pending.blocks.append((unit.hashes, offsets_keyed))  # type: ignore[arg-type]
+                # A record has none, one or two hashes, so their number says nothing about whose they are.
+                pending.blocks.append((unit.hashes, unit.offsets[unit.hash_index]))  # type: ignore[arg-type]
         else:
             if unit.hashes:
                 pending.hashes.extend(unit.hashes)

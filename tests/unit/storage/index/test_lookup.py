@@ -44,16 +44,19 @@ class Bench:
         if again:
             self.sequence -= count
         self.now_ms += self.rng.choice((0, 0, 5, 100))
-        messages = [Message(b"x", key=f"k{self.rng.randrange(30)}") for _ in range(count)]
-        encoded = encode_batch("t", "a", messages, sent_at_ms=self.now_ms)
+        encoded = encode_batch("t", "a", [Message(b"x")] * count, sent_at_ms=self.now_ms)
+        # As many hashes a record as there are kinds: none without a key, two of one that was moved.
+        keys = [self.rng.sample(range(30), self.rng.randrange(3)) for _ in range(count)]
+        owners = [at for at, chosen in enumerate(keys) for _ in chosen]
+        hashes = [key_hash(f"k{key}") for chosen in keys for key in chosen]
         row = Row(5, 0, self.sequence, count, 16, 0, 0, 0, self.sequence, NO_ADDRESS, 0)
-        one = Part(row, bytes(encoded.data), encoded.lengths, self.now_ms, encoded.hash_index, encoded.hashes)
+        one = Part(row, bytes(encoded.data), encoded.lengths, self.now_ms, owners, hashes)
         builder = UnitBuilder(1, bytes(6), epoch=1)
         unit = builder.build([one], start=self.end, stored_at_ms=self.now_ms, flushed_through=0)
         self.lookup.add(unit, unit.columns_by_row()[0])
-        for i, message in enumerate(messages):
-            assert message.key is not None
-            self.keys.setdefault(message.key, []).append(int(unit.offsets[i]))
+        for i, chosen in enumerate(keys):
+            for key in chosen:
+                self.keys.setdefault(f"k{key}", []).append(int(unit.offsets[i]))
             self.ids.setdefault(self.sequence + i, []).append((self.sequence, int(unit.offsets[0])))
         self.sequence += count
         self.units.append(unit)
