@@ -296,10 +296,14 @@ class Cluster:
 
     def _mend(self) -> None:
         """Bits were turned: in the end none is left."""
-        for process in self.processes:
-            if process.name in self.checker.turned:
+        turned = [process for process in self.processes if process.name in self.checker.turned]
+
+        def are_mended() -> bool:
+            for process in turned:
                 process.mend()
-        self.await_progress("mended", lambda: all(process.is_mended for process in self.processes))
+            return all(process.is_mended for process in turned)
+
+        self.await_progress("mended", are_mended)
         self.checker.turned.clear()
         self.await_progress("level again", self.is_level)
 

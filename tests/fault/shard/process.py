@@ -50,6 +50,7 @@ class Process:
         self.wanted = False
         self.starts = 0
         self.is_mended = True
+        self._mending_in = -1  # the life in which it was asked to mend last
         self._flushed = 0
         self._replica: Replica | None = None  # the last that its process had
         self._turned_in = -1  # the life after which a bit of it turned
@@ -122,8 +123,10 @@ class Process:
         return self._rng.getrandbits(64)
 
     def mend(self) -> None:
-        """It is asked to look through its journal, and to mend it."""
-        self.is_mended = False
+        """It is asked to look through its journal, and to mend it; again, if its process ended before it was done."""
+        if self._mending_in == self.starts or self.member is None:
+            return
+        self._mending_in, self.is_mended = self.starts, False
 
         async def mend(member: Member) -> Any:
             mended = await member.mend()

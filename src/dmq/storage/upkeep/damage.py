@@ -86,7 +86,7 @@ class Scrub:
 
 
 class Mending:
-    """The right bytes of one range; `write` them, in any thread, then call `Damage.finish`."""
+    """The right bytes of one range; `write` them, in any thread, then call `Damage.finish` in that of the journal."""
 
     def __init__(self, journal: Journal, start: int, raw: Buffer, stored_at_ms: int) -> None:
         self.start = start
@@ -111,7 +111,7 @@ class Mending:
         files.mkdir(SALVAGE)
         files.sync_dir("")
         if self.segment is None:
-            self._write_segment()
+            _write_file(files, _NEW_SEGMENT, self.raw)
             return
         file = files.open(self.segment.path, write=True)
         try:
@@ -122,12 +122,16 @@ class Mending:
         finally:
             file.close()
 
-    def _write_segment(self) -> None:
-        """A segment that is missing: it is there whole, or not at all."""
-        _write_file(self._files, _NEW_SEGMENT, self.raw)
+    def put_segment(self) -> None:
+        """Put a segment that was missing where it belongs: it is there whole, or not at all."""
         self._files.rename(_NEW_SEGMENT, segment_path(self.start))
         self._files.sync_dir(FOLDER)
         self._files.sync_dir(SALVAGE)
+
+    def discard(self) -> None:
+        """The range is no longer part of the journal."""
+        if self.segment is None:
+            self._files.unlink(_NEW_SEGMENT)
 
     def _salvage(self, damaged: bytes) -> None:
         if not damaged:
@@ -253,12 +257,21 @@ class Damage:
         return low, _EPOCH_MAX if is_snapshot or not low else low
 
     def finish(self, mending: Mending) -> bool:
-        """The bytes are in their place: forget that they were not.
+        """The bytes were written: forget that they were not there.
+
+        A range that retention took meanwhile stays gone: put back, it would leave a hole behind it.
 
         Returns whether they were passed over when everything derived was built: `rebuild` is to follow.
+
+        Raises:
+            StorageError: a segment could not be put in its place.
         """
         journal, derived = self._journal, self._derived()
+        if mending.start < journal.start:
+            mending.discard()
+            return False
         if mending.segment is None:
+            mending.put_segment()
             journal.put_back(Segment(mending.start, len(mending.raw), mending.stored_at_ms))
         elif mending.end > mending.segment.end:
             journal.grew(mending.segment, mending.end - mending.segment.start)
