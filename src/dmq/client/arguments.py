@@ -1,4 +1,4 @@
-"""Arguments of a user's call: whole numbers, times and functions, checked before anything is done with them. Pure.
+"""Arguments of a user's call: numbers, times, names, reasons and functions, checked before anything is done. Pure.
 
 What always holds: a value that makes no sense raises a `DMQError` with one sentence that names the argument, what is
 expected, and what was given.
@@ -13,6 +13,7 @@ from dmq.model import MessageId
 from dmq.protocol.header import TEXT_MAX
 
 __all__ = [
+    "any_name",
     "check_function",
     "check_seconds",
     "check_tags",
@@ -20,6 +21,7 @@ __all__ = [
     "check_whole",
     "delay_ms",
     "parse_id",
+    "reason_text",
 ]
 
 _DELAY_MAX: Final = 2 * 366 * 86_400.0  # two years
@@ -73,6 +75,25 @@ def check_tags(tags: Any) -> list[str]:
             f'{tags!r} is no filter by tags: write one tag, or several of which any will do, as in "created || paid"'
         )
     return found
+
+
+def any_name(what: str, value: Any) -> str:
+    """A name by which is chosen, or the empty text: None, as that, means any. Nothing else does: what is chosen may be
+    deleted."""
+    if value is not None and not isinstance(value, str):
+        raise InvalidSettings(f"{what} is a text, or None for any, not {value!r}")
+    return value or ""
+
+
+def reason_text(reason: object) -> str:
+    """A reason in words: users give an exception or a dict as often as a text. An object that fails at that costs
+    neither a worker nor what else is to be told."""
+    if reason is None:
+        return ""
+    try:
+        return str(reason)
+    except Exception:
+        return f"a {type(reason).__name__} that cannot be shown"
 
 
 def check_function(name: str, value: Any) -> Any:

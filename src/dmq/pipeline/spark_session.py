@@ -82,7 +82,10 @@ def spark_session(
     try:
         session = builder.getOrCreate()
     except (PySparkException, OSError) as error:
-        raise InvalidSettings(f"Spark cannot start: {error}. It needs Java 17 or newer, found by JAVA_HOME") from error
+        why = str(error).rstrip(".")
+        raise InvalidSettings(
+            f"Spark cannot start: {why}: install Java 17 or newer, and name its directory in JAVA_HOME"
+        ) from error
     session.sparkContext.setLogLevel("ERROR")
     return session
 

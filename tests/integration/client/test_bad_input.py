@@ -72,6 +72,33 @@ CASES: dict[str, Case] = {
     "a place that is none": (
         lambda c: c.admin.reset("orders", "g", to="yesterday"), dmq.InvalidSettings, "use 'earliest', 'latest'",
     ),
+    "no text where None means any": (
+        lambda c: c.admin.delete_dead_letters(group="g", topic=0),  # type: ignore[arg-type]
+        dmq.InvalidSettings, "topic is a text, or None for any, not 0",
+    ),
+    "a reason that is a number": (
+        lambda c: c.admin.dead_letters(reason=5), dmq.InvalidSettings, "reason is a text",  # type: ignore[arg-type]
+    ),
+    "a group of any name but None": (
+        lambda c: c.admin.delete_group("g", []), dmq.InvalidSettings, "topic is a text",  # type: ignore[arg-type]
+    ),
+    "a limit that is none": (
+        lambda c: c.admin.delays(limit=None), dmq.InvalidSettings, "limit is a whole number",  # type: ignore[arg-type]
+    ),
+    "a limit of dead letters that is none": (
+        lambda c: c.admin.dead_letters(limit="5"),  # type: ignore[arg-type]
+        dmq.InvalidSettings, "limit is a whole number",
+    ),
+    # bytes(5) would be five zeros.
+    "a value that is a number": (
+        lambda c: c.registry.put("n", "k", 5), dmq.InvalidSettings, "a value is bytes or a text",  # type: ignore[arg-type]
+    ),
+    "a value that is a list": (
+        lambda c: c.registry.put("n", "k", [1]), dmq.InvalidSettings, "encode it first",  # type: ignore[arg-type]
+    ),
+    "a value that is no UTF-8": (
+        lambda c: c.registry.put("n", "k", "a\ud800"), dmq.InvalidSettings, "must be UTF-8",
+    ),
     "a window that is none": (lambda c: c.producer(on_full="explode"), dmq.InvalidSettings, "'block', 'raise'"),  # type: ignore[arg-type]
 }  # fmt: skip
 
@@ -180,3 +207,26 @@ def test_a_reason_that_is_no_text_is_told_as_one(client: dmq.Client, reason: obj
         consumer.pull(1, wait=5)[0].reject(reason=reason)  # type: ignore[arg-type]
         eventually(client.admin.dead_letters)
         assert [letter.last_error for letter in client.admin.dead_letters()] == [str(reason)]
+
+
+def test_a_reason_that_cannot_be_shown_costs_no_other_word(client: dmq.Client) -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("nothing to say")
+
+    with client.producer() as producer:
+        producer.send_many(
+            "orders", [dmq.Message(b"%d" % number, business_id="b", ordered=True) for number in range(4)]
+        )
+    with client.consumer("orders", group="g") as consumer:
+        first, second, third, fourth = consumer.pull(4, wait=5)
+        first.ack()
+        second.reject(reason=Silent())  # type: ignore[arg-type]
+        third.nack(delay=0, reason=Silent())  # type: ignore[arg-type]
+        fourth.ack()
+        (again,) = consumer.pull(1, wait=5)
+        assert again.body == b"2"
+        again.ack()
+        eventually(lambda: client.admin.lag("orders", "g").total == 0)
+    eventually(client.admin.dead_letters)
+    assert [letter.last_error for letter in client.admin.dead_letters()] == ["a Silent that cannot be shown"]

@@ -48,6 +48,7 @@ from dmq.client.admin.shard_answers import (
     joined_trace,
 )
 from dmq.client.admin.shards import RepairReport, ShardChange, ShardReport
+from dmq.client.arguments import any_name
 from dmq.client.connection.pool import Pool
 from dmq.client.connection.router import Router
 from dmq.errors import DMQError, NotConnected, UnknownTopic
@@ -202,7 +203,8 @@ class Admin:
 
     def groups(self, topic: str | None = None) -> ShardRows[GroupReport]:
         """All consumer groups, or those that consume a topic."""
-        return joined_groups(self._gather(lambda: calls.groups(topic or ""), topic or ""))
+        of = any_name("topic", topic)
+        return joined_groups(self._gather(lambda: calls.groups(of), of))
 
     def group(self, name: str) -> GroupReport:
         """One consumer group, with its members."""
@@ -215,7 +217,8 @@ class Admin:
 
     def delete_group(self, name: str, topic: str | None = None) -> None:
         """Delete a group, or its position in one topic."""
-        answers = self._gather(lambda: calls.delete_group(name, topic or ""), topic or "")
+        of = any_name("topic", topic)
+        answers = self._gather(lambda: calls.delete_group(name, of), of)
         if answers.missing:
             raise NotConnected(
                 f"group {name!r} is deleted, but not in shard {', '.join(answers.missing)}, which did not answer: "
@@ -262,14 +265,16 @@ class Admin:
         self, topic: str | None = None, *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
     ) -> ShardRows[StoredMessage]:
         """The messages of a topic that have a key, or the message with an id."""
-        return (self._gather(lambda: calls.find(topic or "", key, id, limit), topic or "")).rows(limit=limit)
+        of = any_name("topic", topic)
+        return (self._gather(lambda: calls.find(of, key, id, limit), of)).rows(limit=limit)
 
     def peek(
         self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str | None = None
     ) -> ShardRows[StoredMessage]:
         """Read messages from a place on, without consuming them."""
         point = calls.parse_point(at)
-        return interleaved(self._gather(lambda: calls.peek(topic, queue, point, limit, tags=tags or ""), topic), limit)
+        wanted = any_name("tags", tags)
+        return interleaved(self._gather(lambda: calls.peek(topic, queue, point, limit, tags=wanted), topic), limit)
 
     def read(
         self, topic: str, queue: int, offset: int, *, limit: int = 100, tags: str | None = None, shard: int = 0
@@ -279,7 +284,7 @@ class Admin:
         Parameters:
             shard: the number of the shard that has the queue, in a cluster.
         """
-        call = calls.read(topic, queue, offset, limit, tags=tags or "")
+        call = calls.read(topic, queue, offset, limit, tags=any_name("tags", tags))
         if not shard:
             return self._converse(call)
         messages, following = self._converse_in(shard, call)
@@ -309,7 +314,8 @@ class Admin:
 
     def delays(self, topic: str | None = None, *, limit: int = 1000) -> ShardRows[DelayReport]:
         """Delayed messages that are not delivered yet, the next due first; those of one topic, or of all."""
-        answers = self._gather(lambda: calls.delays(topic or "", limit), topic or "")
+        of = any_name("topic", topic)
+        answers = self._gather(lambda: calls.delays(of, limit), of)
         return answers.rows(lambda row: row.due_at_ms, limit)
 
     def cancel_delay(self, id: MessageId | str) -> None:
@@ -323,7 +329,8 @@ class Admin:
 
     def transactions(self, topic: str | None = None, *, limit: int = 1000) -> ShardRows[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
-        answers = self._gather(lambda: calls.transactions(topic or "", limit), topic or "")
+        of = any_name("topic", topic)
+        answers = self._gather(lambda: calls.transactions(of, limit), of)
         return answers.rows(lambda row: row.begun_at_ms, limit)
 
     def trace(self, id: MessageId | str, group: str | None = None) -> TraceReport:
@@ -335,7 +342,8 @@ class Admin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return joined_trace(self._gather(lambda: calls.trace(id, group or "")))
+        of = any_name("group", group)
+        return joined_trace(self._gather(lambda: calls.trace(id, of)))
 
     def why(self, id: MessageId | str, group: str | None = None) -> WhyReport:
         """Why a message is not consumed, in one paragraph; or, if it was, by whom and when.
@@ -346,11 +354,12 @@ class Admin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return chosen_why(self._gather(lambda: calls.why(id, group or "")))
+        of = any_name("group", group)
+        return chosen_why(self._gather(lambda: calls.why(id, of)))
 
     def limits(self, topic: str | None = None, app: str | None = None) -> list[LimitReport]:
         """The rate limits in force: all of them, or that of a topic, of an app, or both."""
-        return self._converse(calls.limits(topic or "", app or ""))
+        return self._converse(calls.limits(any_name("topic", topic), any_name("app", app)))
 
     def set_limit(
         self,
@@ -375,7 +384,8 @@ class Admin:
         Raises:
             UnknownTopic: there is no such topic.
         """
-        return self._converse(calls.set_limit(topic or "", app or "", messages, bytes, policy=policy))
+        names = any_name("topic", topic), any_name("app", app)
+        return self._converse(calls.set_limit(*names, messages, bytes, policy=policy))
 
     def stats(self, *prefixes: str) -> dict[str, float]:
         """The counters of the broker: all of them, or those whose names begin with one of the prefixes."""

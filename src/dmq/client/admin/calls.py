@@ -36,7 +36,7 @@ from dmq.client.admin.reports import (
     TransactionReport,
     WhyReport,
 )
-from dmq.client.arguments import check_seconds, check_tags, parse_id
+from dmq.client.arguments import check_seconds, check_tags, check_whole, parse_id
 from dmq.duration import parse_duration
 from dmq.errors import InvalidName, InvalidRequest, InvalidSettings, UnknownGroup
 from dmq.model import MessageId, check_name
@@ -96,6 +96,7 @@ _MS_MAX: Final = 1 << 62
 _NAME_MAX: Final = 255
 _NO_QUEUE: Final = 255
 _PAGE: Final = 1000
+_LIMIT_MAX: Final = 1 << 31
 _POLICIES: Final = {"refuse": LimitPolicy.REFUSE, "dead-letter": LimitPolicy.DEAD_LETTER}
 _TTL_SECONDS_MAX: Final = 10 * 365 * 86_400
 
@@ -346,7 +347,12 @@ def drain(action: sessions.DrainAction, grace: float, reason: str) -> Call[Drain
 
 
 def put(namespace: str, key: str, value: bytes | str, ttl: float | None) -> Call[None]:
-    raw = value.encode() if isinstance(value, str) else bytes(value)
+    if not isinstance(value, str | bytes | bytearray | memoryview):
+        raise InvalidSettings(f"a value is bytes or a text, not {value!r}: encode it first")
+    try:
+        raw = value.encode() if isinstance(value, str) else bytes(value)
+    except UnicodeEncodeError as error:
+        raise InvalidSettings(f"a value that is a text must be UTF-8: {error}") from None
     if len(raw) > VALUE_BYTES_MAX:
         raise InvalidSettings(f"a value has at most {VALUE_BYTES_MAX} bytes, not {len(raw)}: keep it elsewhere")
     if ttl is not None and not 0.001 <= ttl <= _TTL_SECONDS_MAX:
@@ -447,6 +453,7 @@ def _report(limit: LimitInfo) -> LimitReport:
 def delays(topic: str, limit: int) -> Call[list[DelayReport]]:
     found: list[DelayReport] = []
     after = b""
+    check_whole("limit", limit, 0, _LIMIT_MAX)
     while len(found) < limit:
         asked = DelayList(topic, after, min(_PAGE, limit - len(found)))
         reply: DelayListReply = decode_response((yield Command.DELAY_LIST, asked))
@@ -464,6 +471,7 @@ def cancel_delay(id: MessageId | str) -> Call[None]:
 def transactions(topic: str, limit: int) -> Call[list[TransactionReport]]:
     found: list[TransactionReport] = []
     after = b""
+    check_whole("limit", limit, 0, _LIMIT_MAX)
     while len(found) < limit:
         asked = TransactionList(topic, after, min(_PAGE, limit - len(found)))
         reply: TransactionListReply = decode_response((yield Command.TRANSACTION_LIST, asked))

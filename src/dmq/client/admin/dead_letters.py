@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Final, TypeAlias, TypeVar
 
 from dmq.client.admin.calls import Call
+from dmq.client.arguments import any_name, check_whole
 from dmq.errors import DMQError, InvalidRequest, InvalidSettings, UnknownMessage
 from dmq.model import MessageId
 from dmq.protocol import Command, Header, decode_response, unpack_records
@@ -31,6 +32,7 @@ from dmq.records import ANY_QUEUE, decompress
 __all__ = ["DeadLetter", "DeadLetterOutcome", "LetterName", "letter_filter", "listed", "named", "settle", "steps"]
 
 _BODY_BYTES_MAX: Final = 64 << 20
+_LIMIT_MAX: Final = 1 << 31
 _TOGETHER: Final = 100
 _STEPS_A_SECOND: Final = 5
 
@@ -133,9 +135,9 @@ def letter_filter(
     """Which dead letters are meant; None or an empty text means any.
 
     Raises:
-        InvalidSettings: a moment is not a datetime with a time zone.
+        InvalidSettings: a moment is not a datetime with a time zone, or a name is no text.
     """
-    named = topic or "", group or "", (reason or "").upper()
+    named = any_name("topic", topic), any_name("group", group), any_name("reason", reason).upper()
     return DeadLetterFilter(*named, _time_ms(since), until_ms=_time_ms(until), state=state)
 
 
@@ -161,6 +163,8 @@ def listed(
     wanted: DeadLetterFilter, limit: int | None, ids: Iterable[LetterName] | None, *, bodies: bool
 ) -> Call[list[DeadLetter]]:
     """Dead letters that a filter lets through, oldest first; only some of them if ids are given."""
+    if limit is not None:
+        check_whole("limit", limit, 0, _LIMIT_MAX)
     if ids is None:
         return (yield from _pages(wanted, limit, bodies))
     numbers, message_ids = _parts(ids)

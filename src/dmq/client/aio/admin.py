@@ -50,6 +50,7 @@ from dmq.client.admin.shard_answers import (
 from dmq.client.admin.shards import RepairReport, ShardChange, ShardReport
 from dmq.client.aio.pool import AioPool
 from dmq.client.aio.router import AioRouter
+from dmq.client.arguments import any_name
 from dmq.errors import DMQError, NotConnected, UnknownTopic
 from dmq.model import MessageId, place_of
 from dmq.protocol.cluster.member import MemberState
@@ -204,7 +205,8 @@ class AioAdmin:
 
     async def groups(self, topic: str | None = None) -> ShardRows[GroupReport]:
         """All consumer groups, or those that consume a topic."""
-        return joined_groups(await self._gather(lambda: calls.groups(topic or ""), topic or ""))
+        of = any_name("topic", topic)
+        return joined_groups(await self._gather(lambda: calls.groups(of), of))
 
     async def group(self, name: str) -> GroupReport:
         """One consumer group, with its members."""
@@ -217,7 +219,8 @@ class AioAdmin:
 
     async def delete_group(self, name: str, topic: str | None = None) -> None:
         """Delete a group, or its position in one topic."""
-        answers = await self._gather(lambda: calls.delete_group(name, topic or ""), topic or "")
+        of = any_name("topic", topic)
+        answers = await self._gather(lambda: calls.delete_group(name, of), of)
         if answers.missing:
             raise NotConnected(
                 f"group {name!r} is deleted, but not in shard {', '.join(answers.missing)}, which did not answer: "
@@ -264,15 +267,17 @@ class AioAdmin:
         self, topic: str | None = None, *, key: str | None = None, id: MessageId | str | None = None, limit: int = 100
     ) -> ShardRows[StoredMessage]:
         """The messages of a topic that have a key, or the message with an id."""
-        return (await self._gather(lambda: calls.find(topic or "", key, id, limit), topic or "")).rows(limit=limit)
+        of = any_name("topic", topic)
+        return (await self._gather(lambda: calls.find(of, key, id, limit), of)).rows(limit=limit)
 
     async def peek(
         self, topic: str, *, queue: int | None = None, at: When = "earliest", limit: int = 100, tags: str | None = None
     ) -> ShardRows[StoredMessage]:
         """Read messages from a place on, without consuming them."""
         point = calls.parse_point(at)
+        wanted = any_name("tags", tags)
         return interleaved(
-            await self._gather(lambda: calls.peek(topic, queue, point, limit, tags=tags or ""), topic), limit
+            await self._gather(lambda: calls.peek(topic, queue, point, limit, tags=wanted), topic), limit
         )
 
     async def read(
@@ -283,7 +288,7 @@ class AioAdmin:
         Parameters:
             shard: the number of the shard that has the queue, in a cluster.
         """
-        call = calls.read(topic, queue, offset, limit, tags=tags or "")
+        call = calls.read(topic, queue, offset, limit, tags=any_name("tags", tags))
         if not shard:
             return await self._converse(call)
         messages, following = await self._converse_in(shard, call)
@@ -313,7 +318,8 @@ class AioAdmin:
 
     async def delays(self, topic: str | None = None, *, limit: int = 1000) -> ShardRows[DelayReport]:
         """Delayed messages that are not delivered yet, the next due first; those of one topic, or of all."""
-        answers = await self._gather(lambda: calls.delays(topic or "", limit), topic or "")
+        of = any_name("topic", topic)
+        answers = await self._gather(lambda: calls.delays(of, limit), of)
         return answers.rows(lambda row: row.due_at_ms, limit)
 
     async def cancel_delay(self, id: MessageId | str) -> None:
@@ -327,7 +333,8 @@ class AioAdmin:
 
     async def transactions(self, topic: str | None = None, *, limit: int = 1000) -> ShardRows[TransactionReport]:
         """Transactions that are neither committed nor rolled back, oldest first."""
-        answers = await self._gather(lambda: calls.transactions(topic or "", limit), topic or "")
+        of = any_name("topic", topic)
+        answers = await self._gather(lambda: calls.transactions(of, limit), of)
         return answers.rows(lambda row: row.begun_at_ms, limit)
 
     async def trace(self, id: MessageId | str, group: str | None = None) -> TraceReport:
@@ -339,7 +346,8 @@ class AioAdmin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return joined_trace(await self._gather(lambda: calls.trace(id, group or "")))
+        of = any_name("group", group)
+        return joined_trace(await self._gather(lambda: calls.trace(id, of)))
 
     async def why(self, id: MessageId | str, group: str | None = None) -> WhyReport:
         """Why a message is not consumed, in one paragraph; or, if it was, by whom and when.
@@ -350,11 +358,12 @@ class AioAdmin:
         Raises:
             UnknownMessage: the broker has no record of it.
         """
-        return chosen_why(await self._gather(lambda: calls.why(id, group or "")))
+        of = any_name("group", group)
+        return chosen_why(await self._gather(lambda: calls.why(id, of)))
 
     async def limits(self, topic: str | None = None, app: str | None = None) -> list[LimitReport]:
         """The rate limits in force: all of them, or that of a topic, of an app, or both."""
-        return await self._converse(calls.limits(topic or "", app or ""))
+        return await self._converse(calls.limits(any_name("topic", topic), any_name("app", app)))
 
     async def set_limit(
         self,
@@ -379,7 +388,8 @@ class AioAdmin:
         Raises:
             UnknownTopic: there is no such topic.
         """
-        return await self._converse(calls.set_limit(topic or "", app or "", messages, bytes, policy=policy))
+        names = any_name("topic", topic), any_name("app", app)
+        return await self._converse(calls.set_limit(*names, messages, bytes, policy=policy))
 
     async def stats(self, *prefixes: str) -> dict[str, float]:
         """The counters of the broker: all of them, or those whose names begin with one of the prefixes."""

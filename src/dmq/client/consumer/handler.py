@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from dmq.client.arguments import delay_ms
+from dmq.client.arguments import delay_ms, reason_text
 from dmq.client.consumer.message import ReceivedMessage, facts_of
 from dmq.errors import InvalidSettings
 from dmq.event_log import EventLog
@@ -90,29 +90,21 @@ def judge(error: BaseException | None, tries: int, local_retries: int) -> Verdic
     if error is None:
         return Verdict(False, lambda message: message.ack())
     if isinstance(error, Retry):
-        after, reason = error.after, _text(error.reason)
+        after, reason = error.after, reason_text(error.reason)
         return Verdict(False, lambda message: message.nack(after, reason))
     if isinstance(error, Reject):
-        why = _text(error.reason)
+        why = reason_text(error.reason)
         return Verdict(False, lambda message: message.reject(why))
     if isinstance(error, Exception) and tries <= local_retries:
         return Verdict(True, lambda message: None)
-    text = f"{type(error).__name__}: {_text(error)}"
+    text = f"{type(error).__name__}: {reason_text(error)}"
     return Verdict(False, lambda message: message.nack(None, text), is_error=True)
 
 
 def tell_failure(message: ReceivedMessage, error: BaseException | None) -> None:
     """Log that a handler failed; the same kind of error at most every ten seconds, with how many there were."""
     once_for = (message.group, message.topic, type(error).__name__)
-    log.warning("a handler failed", once_for=once_for, **facts_of(message), error=_text(error), exc_info=error)
-
-
-def _text(reason: object) -> str:
-    """A reason in words; an object that fails at that is no reason to lose a worker."""
-    try:
-        return str(reason)
-    except Exception:
-        return f"a {type(reason).__name__} that cannot be shown"
+    log.warning("a handler failed", once_for=once_for, **facts_of(message), error=reason_text(error), exc_info=error)
 
 
 def begin_handling(handler: Any, group: str) -> Any:

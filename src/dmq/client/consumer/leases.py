@@ -84,12 +84,9 @@ def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
             )
 
 
-def shortened(reason: object) -> str:
-    """A reason as long as the protocol takes it, and without what cannot be encoded.
-
-    Users give an exception or a dict as often as a text.
-    """
-    text = "" if reason is None else str(reason).encode("utf-8", "replace").decode()
+def shortened(reason: str) -> str:
+    """A reason as long as the protocol takes it, and without what cannot be encoded."""
+    text = reason.encode("utf-8", "replace").decode()
     return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 1] + "…"
 
 

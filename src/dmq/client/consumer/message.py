@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import msgspec
 
-from dmq.client.arguments import check_seconds, delay_ms
+from dmq.client.arguments import check_seconds, delay_ms, reason_text
 from dmq.client.consumer.delivery import Delivery
 from dmq.errors import InvalidRequest
 from dmq.model import MessageId
@@ -186,12 +186,12 @@ class ReceivedMessage(msgspec.Struct, Generic[T], eq=False, gc=False):
             reason: why, for the person who looks into it.
         """
         delivery = self._delivery
-        delivery.core.settle(delivery, self._index, Outcome.NACK, delay_ms(delay), reason=reason)
+        delivery.core.settle(delivery, self._index, Outcome.NACK, delay_ms(delay), reason=reason_text(reason))
 
     def reject(self, reason: str = "") -> Any:
         """No attempt will help: keep it among the dead letters."""
         delivery = self._delivery
-        delivery.core.settle(delivery, self._index, Outcome.REJECT, -1, reason=reason)
+        delivery.core.settle(delivery, self._index, Outcome.REJECT, -1, reason=reason_text(reason))
 
     def extend(self, seconds: float) -> Any:
         """Keep it for so long from now, with everything of its lease; waits for the broker's answer.
@@ -309,9 +309,9 @@ class Batch(Sequence[M], Generic[M]):
 
     def nack(self, delay: float | None = None, reason: str = "") -> Any:
         """All that is not settled yet failed; as `ReceivedMessage.nack`."""
-        later_ms = delay_ms(delay)
+        later_ms, why = delay_ms(delay), reason_text(reason)
         for delivery, indexes in self._parts:
-            delivery.core.settle_many(delivery, indexes, Outcome.NACK, later_ms, reason=reason)
+            delivery.core.settle_many(delivery, indexes, Outcome.NACK, later_ms, reason=why)
 
     def __repr__(self) -> str:
         return f"<Batch of {self._count} messages>"
