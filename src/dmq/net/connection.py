@@ -9,6 +9,7 @@ peer that puts checksums behind its frames gets them behind ours, from the answe
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -71,6 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._track = track
         self._outbox = outbox
         self._transport: asyncio.Transport | None = None
+        self._descriptor = -1  # of a plain socket
         self._pending: list[Buffer] = []
         self._pending_bytes = 0
         self._unserved: deque[Frame] = deque()
@@ -96,6 +98,8 @@ class Connection(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if transport.get_extra_info("sslcontext") is None:
+                self._descriptor = sock.fileno()
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple):
             self.address = (str(name[0]), int(name[1]))
@@ -204,11 +208,23 @@ class Connection(asyncio.BufferedProtocol):
                 self.flush()
 
     def send_now(self, whole: bytes) -> None:
-        """`send_sealed` for what nothing else has to wait for or go along with."""
+        """`send_sealed` for what nothing else has to wait for or go along with: the socket has it when this returns.
+
+        uvloop's transport would write it when the turn is over, and the peer have it that much later.
+        """
+        transport = self._transport
         if self._pending:
             self.send_sealed(whole)
-        elif self.is_open and self._transport is not None:
-            self._transport.write(whole)
+        elif self.is_open and transport is not None:
+            if self._descriptor >= 0 and not transport.get_write_buffer_size() and not transport.is_closing():
+                try:
+                    sent = os.write(self._descriptor, whole)
+                except OSError:
+                    sent = 0  # it is full, or broken, which the transport finds out as ever
+                if sent == len(whole):
+                    return
+                whole = whole[sent:]
+            transport.write(whole)
 
     def send_pieces(self, pieces: Sequence[Buffer]) -> None:
         """Send a frame that has its checksum, in pieces, at once, and what waits before it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
@@ -329,8 +329,14 @@ class MessageStore:
             self._try_checkpoint()
         return outcomes
 
-    def append_lone(self, lones: list[Lone], durability: Durability) -> Unit:
+    def append_lone(
+        self, lones: list[Lone], durability: Durability, written: Callable[[Unit], None] | None = None
+    ) -> Unit:
         """`append_each` for messages that came one by one, all in one unit, where nothing is unusual.
+
+        Parameters:
+            written: called with the unit once it is in the journal, before it is applied, so that an answer is on its
+                way meanwhile. It must not look at the store.
 
         Raises:
             Unusual, StaleEpoch, SequenceConflict: nothing was changed: `append_each` decides.
@@ -339,14 +345,14 @@ class MessageStore:
         if self._closed:
             self._check_open()  # the writer asks whether it has failed
         assert not self._inline, "a checkpoint may be due"
-        return self._writer.append_lone(lones, durability)
+        return self._writer.append_lone(lones, durability, written)
 
-    def append_batch(self, batch: Batch, durability: Durability) -> Unit:
-        """`append_each` for one batch, where nothing is unusual. Raises what `append_lone` does, and OutOfOrder."""
+    def append_batch(self, batch: Batch, durability: Durability, written: Callable[[Unit], None] | None = None) -> Unit:
+        """`append_each` for one batch, where nothing is unusual. As `append_lone`; raises OutOfOrder as well."""
         if self._closed:
             self._check_open()
         assert not self._inline, "a checkpoint may be due"
-        return self._writer.append_batch(batch, durability)
+        return self._writer.append_batch(batch, durability, written)
 
     def _append_flushed(self, items: Sequence[Batch | Event], *, atomic: bool = False) -> None:
         self.append(items, Durability.FLUSHED, atomic=atomic)

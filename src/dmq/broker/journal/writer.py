@@ -218,6 +218,7 @@ class JournalWriter:
         self._loop = asyncio.get_running_loop()
         self._disk = DiskThreads(self._loop)
         self.straight: StraightTurn = _NoStraightTurn()
+        self._late_answer: tuple[Answering, bytes, tuple[str, int]] | None = None
         self._submitted: list[Submission] = []
         self._lazy: list[Event] = []  # of nobody who waits: written in a few milliseconds, or before any other event
         self._waiting: deque[tuple[int, Submission, list[Placement]]] = deque()  # written, not visible yet
@@ -315,13 +316,19 @@ class JournalWriter:
         self._idle.clear()
         self._turn()
 
-    def end_now(self, connection: Answering, answer: bytes, touched: tuple[str, int]) -> None:
-        """A request was written without a turn: answer, and serve those who wait for what is in its queue now."""
-        probe = self.probe
-        probe.turns += 1
+    def answer_now(self, connection: Answering, answer: bytes, touched: tuple[str, int]) -> None:
+        """A request is written without a turn: answer. What is told to others as well waits for `end_now`."""
         if not self.is_heard(touched[0]) and not self._arrivals.waiting:
             connection.send_now(answer)
         else:
+            self._late_answer = (connection, answer, touched)
+
+    def end_now(self) -> None:
+        """And it is applied, too: serve those who wait for what is in its queue now."""
+        probe = self.probe
+        probe.turns += 1
+        if self._late_answer is not None:
+            (connection, answer, touched), self._late_answer = self._late_answer, None
             self._outbox.hold()
             try:
                 connection.send_sealed(answer)

@@ -2,7 +2,8 @@
 
 A message that is sent by itself spends most of its time between steps, not in them. Here the steps follow each other,
 without the objects that the general way (`publisher`, `writer`) makes. What comes in one turn of the loop, over all
-connections, is one unit here as well. While turns have one message each, most messages are written as they come.
+connections, is one unit here as well. While turns have one message each, most messages are written as they come. Such
+a message is answered once it is in the journal, and then applied to what is derived: its sender does not wait for that.
 
 What always holds: it chooses and never decides. `Publisher.admit` says for both ways whether a producer may send; what
 it refuses, and all that is unusual, takes the general way. A turn takes one way as a whole. It ends when the unit is
@@ -13,6 +14,7 @@ written: what is waited for after that is a matter of the writer's one completio
 from __future__ import annotations
 
 import struct
+from functools import partial
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -215,7 +217,7 @@ class StraightPath:
         )
         session.counters["requests"] += 1
         try:
-            unit = self._store.append_batch(batch, _STORED)
+            self._store.append_batch(batch, _STORED, partial(self._answer_now, session, asked, frame.correlation))
         except (Unusual, DMQError) as unusual:
             self._submit(
                 publisher.late_batch(asked, packed, batch, session.published, context=(session, frame)), unusual
@@ -224,9 +226,7 @@ class StraightPath:
         self.taken += 1
         writer.units += 1
         publisher.count(topic, count, len(packed.data))
-        row = unit.rows[0]
-        answer = sealed_produce_answer(frame.correlation, row[5], row[8], unit.start, durability=asked.durability)
-        writer.end_now(session.connection, answer, (topic, row[5]))
+        writer.end_now()
         return True
 
     def _submit(self, request: PublishRequest, unusual: Exception) -> None:
@@ -259,7 +259,7 @@ class StraightPath:
         """Write a message as it comes, and answer; if it is unusual, it has a turn like others."""
         writer, data, (session, request, correlation) = self._writer, lone[2], asked
         try:
-            unit = self._store.append_lone([lone], _STORED)
+            self._store.append_lone([lone], _STORED, partial(self._answer_now, session, request, correlation))
         except (Unusual, DMQError) as unusual:
             writer.put_lone(len(data) + BATCH_BYTES)
             if isinstance(unusual, StorageError):
@@ -270,10 +270,14 @@ class StraightPath:
             return
         self.taken += 1
         writer.units += 1
-        row = unit.rows[0]
         self._publisher.count(lone[0], 1, len(data))
-        answer = sealed_produce_answer(correlation, row[5], row[8], unit.start, durability=request.durability)
-        writer.end_now(session.connection, answer, (lone[0], row[5]))
+        writer.end_now()
+
+    def _answer_now(self, session: Caller, asked: Produce, correlation: int, unit: Unit) -> None:
+        """Answer a request as soon as it is stored: what is derived from it is not waited for."""
+        row = unit.rows[0]
+        answer = sealed_produce_answer(correlation, row[5], row[8], unit.start, durability=asked.durability)
+        self._writer.answer_now(session.connection, answer, (asked.topic, row[5]))
 
     def write(self) -> int:
         """Write what was taken in this turn: what need not be flushed first, as the general way does.

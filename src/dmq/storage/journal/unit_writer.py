@@ -262,8 +262,13 @@ class Writer:
         self._append_unit(unit, durability)
         return unit
 
-    def append_lone(self, lones: list[Lone], durability: Durability) -> Unit:
+    def append_lone(
+        self, lones: list[Lone], durability: Durability, written: Callable[[Unit], None] | None = None
+    ) -> Unit:
         """Write messages that came one by one as one unit: what `append_each` does where nothing is unusual.
+
+        Parameters:
+            written: called with the unit before it is applied.
 
         Raises:
             Unusual, StaleEpoch, SequenceConflict: nothing was changed; `append_each` decides.
@@ -284,10 +289,10 @@ class Writer:
         if size > self._settings.unit_bytes_max:
             raise Unusual("size")
         self.stored_at_ms = stored_at_ms
-        self._append_straight(unit, durability)
+        self._append_straight(unit, durability, written)
         return unit
 
-    def append_batch(self, batch: Batch, durability: Durability) -> Unit:
+    def append_batch(self, batch: Batch, durability: Durability, written: Callable[[Unit], None] | None = None) -> Unit:
         """Write a batch of plain messages as one unit: what `append_each` does where nothing is unusual.
 
         Raises:
@@ -308,12 +313,12 @@ class Writer:
             raise Unusual("size")
         self.stored_at_ms = max(self.stored_at_ms, now_ms)
         unit = self._build((part,), self._journal.end)
-        self._append_straight(unit, durability)
+        self._append_straight(unit, durability, written)
         return unit
 
-    def _append_straight(self, unit: Unit, durability: Durability) -> None:
+    def _append_straight(self, unit: Unit, durability: Durability, written: Callable[[Unit], None] | None) -> None:
         try:
-            self._append_unit(unit, durability)
+            self._append_unit(unit, durability, written)
         except StorageError as error:
             if isinstance(error, DiskFull):
                 self._space.ran_out()
@@ -321,7 +326,7 @@ class Writer:
                 error.detail["placed"] = {}
             raise
 
-    def _append_unit(self, unit: Unit, durability: Durability) -> None:
+    def _append_unit(self, unit: Unit, durability: Durability, written: Callable[[Unit], None] | None = None) -> None:
         """Write a unit, and apply it once it is visible."""
         if self.replicates:
             durability = Durability.REPLICATED
@@ -331,8 +336,16 @@ class Writer:
         self._unchecked += len(buffer)
         derived.state.remember_producers(unit)
         self._cache.put_tail(unit.start, buffer, has_blocks=unit.header.version == BLOCKS_VERSION)
+        try:
+            if written is not None:
+                written(unit)
+        finally:
+            self._show(unit, durability)
+
+    def _show(self, unit: Unit, durability: Durability) -> None:
+        """Apply a unit that was written, once it is visible."""
         if self.visibility.show(unit, durability):
-            derived.apply(unit)
+            self.derived.apply(unit)
             return
         self.visibility.wrote(unit, durability)
         self._advance()

@@ -432,3 +432,27 @@ def test_a_segment_ends_on_both_ways_at_the_same_message() -> None:
         assert one.broker.straight.taken == 38
 
     run(test)
+
+
+def test_what_is_written_as_it_comes_is_answered_before_it_is_applied_unless_others_have_to_hear_of_it() -> None:
+    async def test() -> None:
+        async with running(MemoryFiles(), LARGE, straight=True) as rig:
+            rig.broker.store.create_topic("orders", TopicConfig(queues=4))
+            await rig.connect(1, has_crc=True)
+            writer, (peer,), queries = rig.broker.writer, rig.peers, rig.store.queries
+            listened: list[str] = []
+            applied_at_answer: list[bool] = []
+            writer.is_heard = listened.__contains__
+            peer.wire.on_write = lambda: applied_at_answer.append(queries.derived.applied == queries.end)
+            sequence = 0
+            for topic in ("bills", "orders"):
+                listened.append(topic)
+                for send in (Send(), MANY):
+                    writer.lone_turns = 16
+                    peer.feed(frame_of(send, peer, sequence, sequence))
+                    sequence += len(send.messages)
+                    assert queries.derived.applied == queries.end
+            assert applied_at_answer == [False, False, True, True]
+            assert rig.broker.straight.taken == 4
+
+    run(test)
