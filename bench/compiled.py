@@ -19,6 +19,7 @@ import _dmq_speed as speed
 import numpy as np
 
 from bench.records import make_messages
+from dmq.client.producer.core import simple_size_plain
 from dmq.model import Message
 from dmq.records import batch_rules, encode_batch
 from dmq.records.check import are_right_plain, checked_bodies
@@ -67,6 +68,9 @@ def twins(count: int) -> dict[str, Twins]:
         batch = _Batch("orders", "shop", 1, 0, extras=b"")
         return encode_alike_compiled(speed.assemble_alike, batch, like, bodies, keys=keys)
 
+    def simple_sizes(size_of: Callable[[object, object, int, int], int]) -> list[int]:
+        return [size_of(body, key, 4 << 20, 255) for body, key in zip(bodies, keys, strict=True)]
+
     stamped, places = bytearray(data), (np.cumsum(lengths, dtype=np.int64) - lengths).tolist()
     row = Row(1, 0, 0, count, 1, 2, 0, 0, 77, NO_ADDRESS, 0)
     parts, origin = [Part(row, data, sizes, 5)], (bytes(6), 6)
@@ -92,6 +96,9 @@ def twins(count: int) -> dict[str, Twins]:
         "encode, keys of one size": Twins(lambda: plain(keys), lambda: compiled(keys)),
         "encode, keys of any size": Twins(lambda: plain(mixed), lambda: compiled(mixed)),
         "columns of messages": Twins(lambda: plain_columns_plain(bare), lambda: speed.plain_columns(bare)),
+        "size of a simple message": Twins(
+            lambda: simple_sizes(simple_size_plain), lambda: simple_sizes(speed.simple_size)
+        ),
         "unit of lone messages": Twins(
             lambda: lay_out_plain(lones, rows, head),
             lambda: lay_out_compiled(speed.lone_bytes, lones, rows, head),

@@ -12,6 +12,7 @@ cdef extern from "Python.h":
         PyMemberDef *d_member
     PyObject *Py_TYPE(PyObject *)
     PyObject *Py_False
+    bint PyUnicode_IS_ASCII(object)
 
 
 cdef enum:
@@ -60,6 +61,15 @@ cdef inline bint _is_plain(PyObject *message) noexcept:
         and _field(message, BODY_FIELD) != NULL
         and _field(message, KEY_FIELD) != NULL
     )
+
+
+def simple_size(body, key, Py_ssize_t body_bytes_max, Py_ssize_t key_max):
+    """How large a body is; -1 if it is larger than that or not bytes, or the key is neither short ASCII text nor None."""
+    if not PyBytes_CheckExact(body) or PyBytes_GET_SIZE(body) > body_bytes_max:
+        return -1
+    if key is not None and not (PyUnicode_CheckExact(key) and PyUnicode_IS_ASCII(key) and len(<str>key) <= key_max):
+        return -1
+    return PyBytes_GET_SIZE(body)
 
 
 def plain_columns(list messages not None):

@@ -13,6 +13,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dmq.client.producer.core import simple_size_plain
 from dmq.errors import InvalidMessage
 from dmq.model import DEFAULT_PRIORITY, Message
 from dmq.protocol import pack_batch
@@ -211,3 +212,27 @@ def test_a_lone_record_has_the_bytes_of_the_plain_way(message: Message, sent_at_
     assert (b"".join(plain.parts), plain.length, plain.key_hash) == (record, len(record), key_hash)
     with pytest.raises(ValueError, match="no parts"):
         speed.lone_record(shape.front[1:], shape.tail, sent_at_ms, message.body, key)
+
+
+class Text(str):
+    """No text that the compiled loop knows."""
+
+
+bodies_of_any_kind = st.binary(max_size=12) | st.sampled_from([None, "text", bytearray(b"x"), memoryview(b"x"), 7])
+keys_of_any_kind = st.none() | st.text(max_size=12) | st.text("ab", max_size=12) | st.sampled_from([b"k", 7, Text("k")])
+
+
+@settings(max_examples=300, deadline=None)
+@given(bodies_of_any_kind, keys_of_any_kind, st.integers(0, 12), st.integers(0, 12))
+def test_the_size_of_a_simple_message_is_that_of_the_plain_way(
+    body: object, key: object, body_bytes_max: int, key_max: int
+) -> None:
+    limits = body_bytes_max, key_max
+    assert speed.simple_size(body, key, *limits) == simple_size_plain(body, key, *limits)
+
+
+def test_a_message_up_to_both_limits_is_simple() -> None:
+    for size in (speed.simple_size, simple_size_plain):
+        assert size(b"body", "key", 4, 3) == 4
+        assert size(b"", None, 0, 0) == 0
+        assert size(b"body", "key", 3, 3) == size(b"body", "key", 4, 2) == size(b"body", "k\xe9y", 4, 3) == -1

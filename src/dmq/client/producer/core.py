@@ -33,6 +33,7 @@ from dmq.client.producer.retry_policy import RetryPolicy
 from dmq.client.producer.routes import Route, Routes, choose_queue
 from dmq.client.producer.sender import Sender
 from dmq.clock import Clock
+from dmq.compiled import choose
 from dmq.errors import Busy, InvalidMessage, InvalidSettings
 from dmq.model import DEFAULT_PRIORITY, Durability, DurabilityName, Message, check_name
 from dmq.records import Compressor, is_plain
@@ -162,6 +163,7 @@ class Core:
         self.begin_lone: Callable[..., SendBatch | None] | None = None
         """Sends a message of `send_async` that has nothing before it at once; None where that takes the general way."""
         self._plain: dict[tuple[str, str], Lane] = {}  # lanes of messages that ask for nothing special
+        self._last: tuple[str, str, Lane | None] = ("", "", None)  # the one that `gather` took last
 
     @classmethod
     def make(cls, app: str, options: ProducerOptions, routes: Routes, links: Links, clock: Clock) -> Core:
@@ -258,15 +260,13 @@ class Core:
 
     def is_simple(self, body: object, key: str | None) -> bool:
         """Whether a message is what is sent most: bytes and at most a key. If not, `draft` decides."""
-        if type(body) is not bytes or len(body) > self.sender.body_bytes_max:
-            return False
-        return key is None or (type(key) is str and len(key) <= TEXT_MAX and key.isascii())
+        return simple_size(body, key, self.sender.body_bytes_max, TEXT_MAX) >= 0
 
     def gather(
         self,
         topic: str,
         durability: DurabilityName,
-        body: object,
+        body: Any,
         key: str | None,
         on_delivery: Callable[..., Any] | None = None,
     ) -> tuple[SendBatch, int] | None:
@@ -274,13 +274,16 @@ class Core:
 
         None if it is not as simple as `is_simple` asks for, or the window is full: then `draft` and `put` decide.
         """
-        lane, sender = self._plain.get((topic, durability)), self.sender
+        sender, is_worth_a_look, (last_topic, last_durability, lane) = self.sender, False, self._last
+        if topic is not last_topic or durability is not last_durability:
+            lane = self._plain.get((topic, durability))
+            if lane is None:
+                return None
+            self._last = (topic, durability, lane)
         # As `is_simple`, without the call: a flood of sends comes through here.
-        if lane is None or type(body) is not bytes or len(body) > sender.body_bytes_max:
+        size = simple_size(body, key, sender.body_bytes_max, TEXT_MAX) + MESSAGE_BYTES
+        if lane is None or size < MESSAGE_BYTES:
             return None
-        if key is not None and (type(key) is not str or len(key) > TEXT_MAX or not key.isascii()):
-            return None
-        size, is_worth_a_look = len(body) + MESSAGE_BYTES, False
         if self.begin_lone is not None and lane.gathering is None and not lane.under_way:
             batch = self.begin_lone(topic, Message(body, key), durability, on_delivery)
             if batch is not None:
@@ -502,6 +505,18 @@ class Core:
         """How large the bodies of one batch of `send_many` may be together: within window and frames, with room."""
         most = MANY_BYTES if self.spooling is None else SPOOLED_BYTES
         return min(most, self.options.window_bytes, self.sender.frame_bytes_max // 4)
+
+
+def simple_size_plain(body: object, key: object, body_bytes_max: int, key_max: int) -> int:
+    """How large a body is; -1 if it is larger than that or not bytes, or the key is no short ASCII text, nor None."""
+    if type(body) is not bytes or len(body) > body_bytes_max:
+        return -1
+    if key is not None and (type(key) is not str or len(key) > key_max or not key.isascii()):
+        return -1
+    return len(body)
+
+
+simple_size: Final = choose(simple_size_plain, "simple_size")
 
 
 def _cut(sizes: list[int], limit: int) -> tuple[int, int]:

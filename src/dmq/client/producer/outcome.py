@@ -140,10 +140,13 @@ class Outcome:
 
     def receipt(self, index: int) -> Receipt:
         """The receipt of one message; only of a batch that went well."""
-        if self.parts:
-            part, at = self.parts[index]
-            return part.receipt(at)
-        producer_id, sequence, offset, topic, queue, level, shard = self._shared or self._share()
+        shared = self._shared  # first: what stands in the class costs more than what stands in the object
+        if shared is None:
+            if self.parts:
+                part, at = self.parts[index]
+                return part.receipt(at)
+            shared = self._share()
+        producer_id, sequence, offset, topic, queue, level, shard = shared
         message_id = _new(MessageId, (producer_id, sequence + index))
         offset = -1 if offset < 0 else offset + index
         return Receipt(message_id, topic, queue, offset, durability=level, shard=shard)
