@@ -140,6 +140,9 @@ class _MeteredFile:
     def read(self, position: int, size: int) -> bytes:
         return self._file.read(position, size)
 
+    def read_aside(self, position: int, size: int) -> bytes:
+        return self._file.read_aside(position, size)
+
     def truncate(self, size: int) -> None:
         self._file.truncate(size)
 

@@ -107,6 +107,13 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True):
     producer_expiry_hours: Annotated[float, _time("Forget a producer that was silent for this time.")] = 24.0
     transactions_max: Annotated[int, _count(1, "Transactions that may be open at a time.")] = 100_000
     files_open_max: Annotated[int, _count(16, "Data files held open at a time.")] = 256
+    scrub_hours: Annotated[
+        float,
+        Meta(ge=0, le=87_600, description="Time in which the whole journal is looked through for damage; 0: never."),
+    ] = 168.0
+    scrub_bytes_per_second: Annotated[int, _size(64 * KiB, "Bytes of it that are read in a second at most.", GiB)] = (
+        16 * MiB
+    )
     read_cache_bytes: Annotated[int, _size(0, "Memory for verified units that were read from disk.")] = 32 * MiB
 
     def __post_init__(self) -> None:

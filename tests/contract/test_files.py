@@ -55,6 +55,35 @@ def test_what_was_written_is_read_back(files: Files) -> None:
     assert content(files, "a") == b"hello world"
 
 
+def test_what_is_read_aside_is_what_stands_there(files: Files) -> None:
+    data = bytes(range(256)) * 100
+    put(files, "a", data)
+    file = files.open("a")
+    for position, size in ((0, 25_600), (1, 10), (4095, 4098), (25_000, 5000), (25_600, 1), (30_000, 10)):
+        for _ in range(2):
+            assert file.read_aside(position, size) == data[position : position + size]
+    file.close()
+
+
+def test_what_is_read_aside_leaves_the_page_cache_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(1 << 20))
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # where the file system has another place for it at all
+    os.close(descriptor)
+    file = OsFiles(tmp_path).open("a")
+    for size in (4096, 1 << 18):
+        before = file._cached(1 << 19, size)  # type: ignore[attr-defined]
+        assert file.read_aside(1 << 19, size) == bytes(size)
+        assert file._cached(1 << 19, size) == before  # type: ignore[attr-defined]
+    file.read(0, 1 << 18)
+    before = file._cached(0, 1 << 18)  # type: ignore[attr-defined]
+    file.read_aside(0, 1 << 18)
+    assert file._cached(0, 1 << 18) == before, "what others have read stays"  # type: ignore[attr-defined]
+    file.close()
+
+
 def test_a_read_is_short_only_where_the_file_ends(files: Files) -> None:
     put(files, "a", b"0123456789")
     file = files.open("a")

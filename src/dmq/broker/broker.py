@@ -42,6 +42,7 @@ from dmq.errors import DMQError
 from dmq.event_log import EventLog
 from dmq.registry.cluster_view import ViewChange
 from dmq.settings import BrokerSettings
+from dmq.shard.repair.scrubber import ScrubbedJournal, Scrubber, ScrubWays
 from dmq.shard.service import Leadership
 from dmq.storage.store import MessageStore
 
@@ -70,6 +71,7 @@ class Broker:
         leadership: in a shard, that of the member whose store it is.
 
     Attributes:
+        scrubber: looks for damage in the journal; None in a shard, where the member does.
         cluster, cluster_keys: the topics and the key-value space of the cluster; None of a lone broker.
     """
 
@@ -118,6 +120,8 @@ class Broker:
         self.writer.on_visible = self.channels.visible
         self.writer.is_heard = self.channels.is_heard
         self.writer.on_failed = self._store_failed
+        self.scrubber = self._make_scrubber() if leadership is None else None
+        self._scrubbing: asyncio.Task[None] | None = None
         self.cluster: ClusterTopics | None = None
         self.cluster_keys: ClusterKeys | None = None
         self.times = JournalTimes(clock.now_ms())
@@ -131,6 +135,26 @@ class Broker:
         self._paused_at: float | None = None  # we lead, and may not serve
         self._is_sent_away = False
         self._ticker = self._loop.call_later(_TICK_SECONDS, self._tick)
+
+    def _make_scrubber(self) -> Scrubber:
+        store, queries = self.store, self.queries
+        return Scrubber(
+            ScrubWays(store.files, store.settings, self.clock.wall, self.reads.work),
+            lambda: ScrubbedJournal(store.damage, queries.start, min(queries.visible, queries.flushed)),
+            remedy="put the segment back from a backup, or dmq journal verify tells what is lost",
+        )
+
+    def begin_scrub(self) -> None:
+        """Look for damage from now on, until it stops."""
+        if self.scrubber is not None and self._scrubbing is None:
+            self._scrubbing = self._loop.create_task(self.scrubber.run())
+
+    async def end_scrub(self) -> None:
+        """Look no more; when this returns, nothing of it is under way on the loop."""
+        if self._scrubbing is not None:
+            self._scrubbing.cancel()
+            await asyncio.wait([self._scrubbing])
+            self._scrubbing = None
 
     def enter_cluster(self, access: ClusterAccess) -> None:
         """From now on the registry says which topics there are."""
@@ -239,6 +263,7 @@ class Broker:
     async def stop(self, drain_seconds: float) -> None:
         """Tell clients, finish what is under way, close the store."""
         self.readiness.is_stopping = True
+        await self.end_scrub()
         self.audience.tell_reboot(int(drain_seconds * 1000), "the broker is stopping")
         wall = self.clock.wall
         deadline = wall.monotonic() + drain_seconds

@@ -49,7 +49,7 @@ class Audience(Protocol):
         ...
 
     def figures(self) -> dict[str, float]:
-        """Of the shard that they reach by this server, by name; none of a broker by itself."""
+        """Of the shard that they reach by this server, and of its member's journal; none of a broker by itself."""
         ...
 
     def tell_reboot(self, grace_ms: int, reason: str) -> None:

@@ -186,6 +186,7 @@ class BrokerServer:
         drop_spent_topics(store)
         broker = Broker(store, settings, self._clock, self.dispatcher, letters=letters)
         self.dispatcher.attach(broker)
+        broker.begin_scrub()
         if self._sweeper is not None:
             self._start_letters()
 
@@ -312,6 +313,7 @@ class BrokerServer:
             self._sweeper.cancel()
         await self._server.abort()
         if self.dispatcher.broker is not None:
+            await self.dispatcher.broker.end_scrub()
             await self.dispatcher.broker.dead_letters.close()
         await self._telnet.close()
         for pages in self._pages:

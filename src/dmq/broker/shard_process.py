@@ -406,7 +406,7 @@ class ShardProcess:
         """See `dmq.broker.diagnostics.metrics`."""
         report, broker = self.report(), self._dispatcher.broker
         followers = [one for one in report.followers if one.is_connected or one.is_in_sync]
-        return {
+        found = {
             "leading": report.is_serving and broker is not None and broker.readiness.is_running,
             "following": report.role is Role.FOLLOWING,
             "epoch": report.epoch,
@@ -423,6 +423,10 @@ class ShardProcess:
             "parked": report.role is Role.PARKED,
             "registry_down": report.is_registry_down,
         }
+        figures: dict[str, float] = {f"shard_{name}": value for name, value in found.items()}
+        if self.member is not None:
+            figures |= self.member.scrubber.figures()
+        return figures | {"store_damage": report.damaged, "store_mended": report.mended}
 
     def _nodes(self, member: Member) -> dict[str, NodeContent]:
         """The members of our shard that are registered, by name."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -59,9 +59,11 @@ from dmq.shard.record.shard_view import UNAVAILABLE, ShardView
 from dmq.shard.repair.answer import CommittedJournal, answer_repair
 from dmq.shard.repair.mender import Mended
 from dmq.shard.repair.repairs import Repairs
-from dmq.shard.report import FollowerReport, MemberReport, Role
+from dmq.shard.repair.scrubber import ScrubbedJournal, Scrubber, ScrubWays
+from dmq.shard.report import MemberReport, Role
 from dmq.shard.roles.candidacy import Candidacy, Victory
 from dmq.shard.roles.intake import Intake, IntakeEnd
+from dmq.shard.roles.leader_report import led
 from dmq.shard.roles.post import Post
 from dmq.shard.roles.term import Term
 from dmq.shard.service import Service
@@ -97,7 +99,7 @@ class Member:
     Attributes:
         role: what it is doing.
         heart: what a thread beside the event loop asks whether this member is alive.
-        load: of the broker, for its entry in the registry.
+        scrubber: looks for damage while it leads or follows. `load`: of the broker, for its entry in the registry.
     """
 
     def __init__(
@@ -141,6 +143,12 @@ class Member:
         self._is_full = False  # as the last leader that was followed found
         self._told = ""  # the last one that was logged
         self._mending: asyncio.Future[Mended] | None = None  # somebody asked for a repair of all
+        self.scrubber = Scrubber(
+            ScrubWays(directory.files, directory.settings, clock, directory.on_disk),
+            self._scrubbed,
+            remedy="it is mended from another member",
+            on_found=self._found_damage,
+        )
         self._stopping = asyncio.Event()
         self._stopped = asyncio.Event()
         self._is_begun = False
@@ -174,7 +182,7 @@ class Member:
             StorageError: the disk failed, or the directory cannot be opened.
         """
         self._is_begun = True
-        works = [self._beat(), self._view.keep(), self._note_revisions(), self._take_part()]
+        works = [self._beat(), self._view.keep(), self._note_revisions(), self.scrubber.run(), self._take_part()]
         tasks = {asyncio.ensure_future(work) for work in works}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -270,6 +278,25 @@ class Member:
         replica, record = self._replica, self._view.record  # which may be others by now
         if replica is not None and record is not None:
             replica.saw_record(record.revision, encode_content(record))
+
+    def _scrubbed(self) -> ScrubbedJournal | None:
+        """What of the journal is to be looked at: what is committed, while this thread owns it."""
+        replica, term = self._replica, self._term
+        if term is not None and not term.is_over:
+            queries = term.store.queries
+            return ScrubbedJournal(term.store.damage, queries.start, min(queries.visible, queries.flushed))
+        if replica is not None and self._intake is not None:
+            return ScrubbedJournal(replica.damage, replica.start, min(replica.applied, replica.flushed))
+        return None
+
+    def _found_damage(self) -> bool:
+        """A leader sees it by itself; a follower stops following, to mend it. Returns whether it is being mended."""
+        intake, replica = self._intake, self._replica
+        if intake is not None and replica is not None and self._post.repairs.is_due(replica.damage):
+            intake.stop()
+            self._view.tell()
+            return True
+        return self._term is not None or replica is None or not replica.damage.ranges
 
     async def _until_stop(self, work: Awaitable[T]) -> T:
         """Wait for something that may be given up.
@@ -748,9 +775,11 @@ class Member:
             obstacle=self._enrolment.obstacle if replica is None else "" if term is not None else self._obstacle,
             is_registry_down=view.is_down,
             cuts=self._cuts,
+            damaged=len((replica if term is None else term.store).damage.ranges) if replica is not None else 0,
+            mended=self._post.repairs.mended,
         )
         if term is not None:
-            return msgspec.structs.replace(base, **self._led(term))
+            return msgspec.structs.replace(base, **led(self._post, replica, term))
         if replica is not None:
             epoch = base.epoch if self._intake is None else self._intake.epoch
             return msgspec.structs.replace(
@@ -762,35 +791,6 @@ class Member:
                 flushed=replica.flushed,
             )
         return base
-
-    def _led(self, term: Term) -> dict[str, Any]:
-        """What a leader has to say beyond that."""
-        view, in_sync, queries = self._view, term.in_sync, term.store.queries
-        now, connected = self._post.now(), {*term.followers}
-        members = set() if view.record is None else {int(one, 16) for one in view.record.members.values()}
-        own = 0 if self._replica is None else self._replica.membership.replica_id
-        followers = [
-            FollowerReport(
-                broker=view.name_of(replica),
-                replica=replica,
-                flushed=in_sync.flushed_of(replica),
-                seconds_behind=in_sync.seconds_behind(replica, now),
-                is_in_sync=replica in in_sync.recorded,
-                is_connected=replica in connected,
-                skew_seconds=term.skew_of(replica),
-            )
-            for replica in sorted((members | connected | in_sync.recorded) - {own})
-        ]
-        return {
-            "epoch": term.epoch,
-            "start": queries.start,
-            "committed": in_sync.committed,
-            "end": queries.end,
-            "flushed": queries.flushed,
-            "followers": tuple(followers),
-            "right": str(term.right),
-            "is_serving": term.is_serving,
-        }
 
 
 def _close(replica: Replica) -> None:

@@ -43,6 +43,8 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
         obstacle: why it does not stand, or does not go on.
         right: why it may serve, if it leads.
         cuts: how often it has cut what is not part of the shard's history since this process began.
+        damaged: ranges of its journal that cannot be read.
+        mended: how many it has mended since this process began.
         is_serving: it leads, the start of its epoch is committed, and its broker was made.
     """
 
@@ -68,3 +70,5 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     is_serving: bool = False
     is_registry_down: bool = False
     cuts: int = 0
+    damaged: int = 0
+    mended: int = 0

@@ -31,6 +31,7 @@ Buffer = bytes | bytearray | memoryview
 # Linux takes at most this many buffers in one pwritev.
 _IOV_MAX = 1024
 _RANDOM_BYTES = 1 << 20
+_PAGE = 4096
 _GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION: another file that gets the same number has another one
 
 
@@ -72,6 +73,10 @@ class File(Protocol):
 
     def read(self, position: int, size: int) -> bytes:
         """At most `size` bytes from `position`; fewer only where the file ends."""
+        ...
+
+    def read_aside(self, position: int, size: int) -> bytes:
+        """As `read`, for what nobody else is about to need: the page cache is left as it was, if it can be."""
         ...
 
     def sync(self) -> None:
@@ -225,6 +230,31 @@ class OsFile:
         except OSError as error:
             raise storage_error(error, "read", self._path) from error
         return b"".join(parts)
+
+    def read_aside(self, position: int, size: int) -> bytes:
+        cached = self._cached(position, size)
+        if cached is not None and len(cached) == size:
+            return cached
+        with contextlib.suppress(OSError):  # reading ahead would fill the cache with what we are to read next
+            os.posix_fadvise(self._fd, position, size, os.POSIX_FADV_RANDOM)
+        data = self.read(position, size)
+        if cached is not None and len(data) > len(cached):
+            first = position & -_PAGE
+            whole = -(-(position + size - first) // _PAGE) * _PAGE
+            with contextlib.suppress(OSError):
+                os.posix_fadvise(self._fd, first, whole, os.POSIX_FADV_DONTNEED)
+        return data
+
+    def _cached(self, position: int, size: int) -> bytes | None:
+        """What of it is in the page cache, up to the first byte that is not; None if nobody can tell."""
+        buffer = bytearray(size)
+        try:
+            done = os.preadv(self._fd, (buffer,), position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return b""
+        except OSError:  # not all file systems can
+            return None
+        return bytes(memoryview(buffer)[:done])
 
     def sync(self) -> None:
         with _mapped("flush", self._path):

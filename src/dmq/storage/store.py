@@ -90,7 +90,7 @@ class MessageStore:
         """
         self.settings = settings or StoreSettings()
         self._clock = clock or SystemClock()
-        self._files = files = source.replica.files if isinstance(source, Leading) else source
+        self.files = files = source.replica.files if isinstance(source, Leading) else source
         self._inline = checkpoint_inline
         self._plan: CheckpointPlan | None = None  # a checkpoint being written
         self._topic_id = 0  # the last one given to a topic in this run
@@ -119,8 +119,8 @@ class MessageStore:
             if not self.space.ran_out():
                 raise
             self._pool.close()
-            self._pool = FilePool(self._files, self.settings.files_open_max)
-            self._disk = Disk(self._files, self._pool, self.settings)
+            self._pool = FilePool(self.files, self.settings.files_open_max)
+            self._disk = Disk(self.files, self._pool, self.settings)
             self._open(server, new_epoch)
 
     def _open(self, server: bytes, new_epoch: bool) -> None:
@@ -131,7 +131,7 @@ class MessageStore:
         except BaseException:
             opened.journal.close()
             raise
-        _tell_opened(self._files, opened, time.monotonic() - began)
+        _tell_opened(self.files, opened, time.monotonic() - began)
 
     def _take_over(self, leading: Leading, server: bytes) -> None:
         """Begin an epoch on top of a replica; its whole journal is the truth now, committed or not."""
@@ -157,7 +157,7 @@ class MessageStore:
             raise
 
     def _start(self, opened: Opened, server: bytes, new_epoch: bool) -> None:
-        mark_running(self._files)
+        mark_running(self.files)
         begin = Beginning(
             server=server,
             epoch=max(1, opened.recovered.epoch + new_epoch),
@@ -693,7 +693,7 @@ class MessageStore:
             self.queries.close()
             self._journal.close()
             self._pool.close()
-            self._files.unlock()
+            self.files.unlock()
 
     def abandon(self) -> None:
         """Leave the directory as it is: a leader that was deposed writes nothing any more. Safe to call twice."""
@@ -705,7 +705,7 @@ class MessageStore:
         self.queries.close()
         self._journal.close()
         self._pool.close()
-        self._files.unlock()
+        self.files.unlock()
 
     def _leave(self) -> None:
         try:
@@ -716,7 +716,7 @@ class MessageStore:
             self.flush()
             return
         self._journal.close()
-        unmark_running(self._files)
+        unmark_running(self.files)
 
     def __enter__(self) -> Self:
         return self

@@ -75,6 +75,7 @@ class Cluster:
             retention_bytes=rng.choice((None, 130 << 10, 200 << 10)),
             keep_unconsumed=False,
             ballast_bytes=0,
+            scrub_hours=0.003,  # beside all that happens: it must find what turns, and take nothing else for damage
         )
         if chances is None:
             bad = rng.choice((0.0, 0.02, 0.1))

@@ -45,6 +45,8 @@ class GatedFile:
         self._disk.reads.pass_through()
         return self._file.read(position, size)
 
+    read_aside = read
+
     def sync(self) -> None:
         if self._path.startswith("journal"):
             self._disk.flushes.pass_through()

@@ -245,7 +245,9 @@ class Machine:
         rng = self.shard.rng
         self.shop = Shop()
         return Member(
-            Directory(self.files, SETTINGS, self.shard.clock, self.on_disk, draw=lambda: rng.getrandbits(64)),
+            Directory(
+                self.files, self.shard.store_settings, self.shard.clock, self.on_disk, draw=lambda: rng.getrandbits(64)
+            ),
             self.place,
             self.registry,
             DirectPeers(self.shard.net, self.address),
@@ -302,7 +304,10 @@ class Machine:
 class Shard:
     """Some machines, not started, with a registry and a network."""
 
-    def __init__(self, count: int = 3, *, settings: MemberSettings | None = None) -> None:
+    def __init__(
+        self, count: int = 3, *, settings: MemberSettings | None = None, store: StoreSettings = SETTINGS
+    ) -> None:
+        self.store_settings = store
         self.rng = random.Random(1)
         self.clock = LoopClock()
         self.net = Net()
@@ -360,12 +365,16 @@ class Shard:
 
 
 def in_shard(
-    work: Callable[[Shard], Awaitable[None]], count: int = 3, *, settings: MemberSettings | None = None
+    work: Callable[[Shard], Awaitable[None]],
+    count: int = 3,
+    *,
+    settings: MemberSettings | None = None,
+    store: StoreSettings = SETTINGS,
 ) -> None:
     """Run a test with a shard, and stop it afterwards."""
 
     async def test() -> None:
-        shard = Shard(count, settings=settings)
+        shard = Shard(count, settings=settings, store=store)
         try:
             await work(shard)
         finally:

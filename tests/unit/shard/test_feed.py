@@ -149,7 +149,7 @@ def test_frames_end_with_units_and_tell_of_the_unit_before(store: MessageStore) 
 
 def test_the_first_units_are_checked(store: MessageStore) -> None:
     forget(store)
-    files = store._files
+    files = store.files
     path = store._journal.segments[2].path
     start = store._journal.segments[2].start
     files.flip_bit(path, 200)  # type: ignore[attr-defined]

@@ -143,6 +143,12 @@ FIGURES: Final[dict[str, Metric]] = {
         ("store_transactions", "dmq_transactions_open", "Transactions that are neither committed nor rolled back."),
         ("store_delays", "dmq_delays_pending", "Delayed messages that are not due yet."),
         ("store_damage", "dmq_journal_damaged_ranges", "Ranges of the journal that cannot be read."),
+        ("store_mended", "dmq_journal_mended_ranges_total", "Of those, ranges that came back from another member."),
+        ("scrub_rounds", "dmq_scrub_rounds_total", "Times the whole journal was looked through for damage."),
+        ("scrub_bytes", "dmq_scrub_bytes_total", "Bytes of the journal that were looked through."),
+        ("scrub_found", "dmq_scrub_found_ranges_total", "Damaged ranges that this found, and nothing before it."),
+        ("scrub_progress", "dmq_scrub_progress_ratio", "Share of the journal that this round has behind it."),
+        ("scrub_ended", "dmq_scrub_ended_seconds", "When the last round ended, in seconds since 1970; 0 if none has."),
         ("store_refusing", "dmq_store_refusing", "1 while the disk is too full to take messages."),
         ("disk_used_ratio", "dmq_disk_used_ratio", "Share of the disk in use, as df counts it."),
         ("disk_used_bytes", "dmq_disk_used_bytes", "Bytes of the disk in use."),
@@ -213,7 +219,7 @@ def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
     """Counters and gauges by name; without a Broker those of its clients and of its shard."""
     values: dict[str, float] = {f"broker_{name}": value for name, value in audience.counters.items()}
     values["broker_sessions"] = len(audience)
-    values |= {f"shard_{name}": value for name, value in audience.figures().items()}
+    values |= audience.figures()
     if broker is None:
         return values
     publisher, writer, channels, lag_table = broker.publisher, broker.writer, broker.channels, broker.queries.lags
@@ -242,6 +248,8 @@ def numbers(audience: Audience, broker: Broker | None) -> dict[str, float]:
         "broker_lag": lag_table.total(),
     }
     values |= {f"store_{name}": float(value) for name, value in broker.store.stats().items()}
+    if broker.scrubber is not None:
+        values |= broker.scrubber.figures()
     values |= disk_figures(broker)
     values |= {f"broker_{name}": value for name, value in broker.dead_letters.figures().items()}
     values |= {f"broker_{name}": value for name, value in broker.delays.figures().items()}

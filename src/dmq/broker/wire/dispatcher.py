@@ -332,7 +332,7 @@ class Dispatcher:
         return rows
 
     def figures(self) -> dict[str, float]:
-        """Of the shard, by name; none of a broker by itself."""
+        """Of the member of a shard, by name; none of a broker by itself."""
         return {} if self.face is None else self.face.figures()
 
     def reboot_notice(self, grace_ms: int, reason: str) -> bytes:

@@ -17,10 +17,12 @@ from dmq.shard.peers import Peers
 from dmq.shard.place import OnDisk
 from dmq.shard.repair.answer import CommittedJournal
 from dmq.storage.journal.unit import whole_units
-from dmq.storage.upkeep.damage import Mending, Range
+from dmq.storage.upkeep.damage import Mending
+from dmq.storage.upkeep.scrub import Range
 
 __all__ = ["Mended", "Mender"]
 
+_STEP_BYTES: Final = 16 << 20
 _PART_BYTES: Final = 8 << 20
 _PART_BYTES_MAX: Final = 256 << 20  # of one unit
 _UNITS_MAX: Final = 1 << 20
@@ -51,13 +53,11 @@ class Mender:
 
     async def scrub(self, journal: Callable[[], CommittedJournal]) -> None:
         """Look through all that is committed; what cannot be read is known to be damaged afterwards."""
-        scrub = journal().source.damage.scrub(journal().committed)
-        try:
-            while not scrub.is_done:
-                for start, end in await self._on_disk(scrub.step):
-                    journal().source.damage.add(start, end)
-        finally:
-            scrub.close()
+        end, scrub = journal().committed, journal().source.damage.scrub()
+        while (piece := scrub.next(end, _STEP_BYTES)) is not None:
+            seen = await self._on_disk(piece.run)
+            for start, stop in scrub.saw(piece, seen):
+                journal().source.damage.add(start, stop)
 
     async def mend(self, journal: Callable[[], CommittedJournal]) -> Mended:
         """Mend what is known to be damaged.

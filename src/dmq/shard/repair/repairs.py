@@ -24,7 +24,11 @@ _TELL_SECONDS: Final = 60.0  # between lines that tell the same
 
 
 class Repairs:
-    """Of one member; one at a time."""
+    """Of one member; one at a time.
+
+    Attributes:
+        mended: how many ranges so far.
+    """
 
     def __init__(self, directory: Directory, view: ShardView, peers: Peers) -> None:
         self._directory = directory
@@ -32,6 +36,7 @@ class Repairs:
         self._peers = peers
         self._turn = asyncio.Lock()
         self._again_at = self._tell_at = float("-inf")
+        self.mended = 0
 
     def is_due(self, damage: Damage) -> bool:
         """Whether something is damaged, and it was not tried in vain a moment ago."""
@@ -58,6 +63,7 @@ class Repairs:
             if scrub:
                 await mender.scrub(journal)
             mended = await mender.mend(journal)
+            self.mended += len(mended.mended)
         if mended.mended or (mended.left and (scrub or self._is_to_be_told())):
             for start, end in mended.left:
                 log.error("damage is left", start=start, end=end, reason=mended.reason)

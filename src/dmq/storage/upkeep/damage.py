@@ -11,78 +11,26 @@ to the epoch that the journal has there; nothing is written beyond the range.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from dmq.errors import DMQError, RecordCorrupt, StorageError
 from dmq.event_log import EventLog
-from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import FOLDER, Journal, Segment, segment_path
-from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import SNAPSHOT, is_intact, read_header
 from dmq.storage.state.derived import Derived
 from dmq.storage.upkeep.recovery import SALVAGE
+from dmq.storage.upkeep.scrub import Range, Scrub, read_readable
 
-__all__ = ["Damage", "Mending", "Range", "Scrub"]
+__all__ = ["Damage", "Mending"]
 
 log = EventLog(__name__)
 
-Range: TypeAlias = tuple[int, int]
-
-STEP_BYTES: Final = 16 << 20
-_SCRUB_FILES: Final = 4
 _GIVEN_UP_MAX: Final = 10_000  # ranges; what was given up before these is asked for once more
 _EPOCH_MAX: Final = (1 << 32) - 1
 _NEW_SEGMENT: Final = f"{SALVAGE}/segment.tmp"
-
-
-class Scrub:
-    """Looks through a journal, unit by unit, for what cannot be read; a step at a time, in any thread.
-
-    What is appended meanwhile is not looked at.
-    """
-
-    def __init__(self, journal: Journal, end: int) -> None:
-        segments = [Segment(segment.start, segment.size) for segment in journal.segments if segment.start < end]
-        self._pool = FilePool(journal.files, _SCRUB_FILES)
-        self._journal = Journal(journal.files, self._pool, journal.id, segments)
-        self._scanner = Scanner(self._journal)
-        self._at = journal.start
-        self._end = end
-
-    @property
-    def is_done(self) -> bool:
-        return self._at >= self._end
-
-    def step(self, max_bytes: int = STEP_BYTES) -> list[Range]:
-        """Look at some more; returns the damaged ranges in that."""
-        found: list[Range] = []
-        stop = min(self._at + max_bytes, self._end)
-        while self._at < stop:
-            header = self._scanner.header_at(self._at)
-            if header is not None:
-                self._at += header.length
-                continue
-            end = self._end_of_damage(self._at)
-            found.append((self._at, end))
-            self._at = end
-        if self.is_done:
-            self.close()
-        return found
-
-    def _end_of_damage(self, start: int) -> int:
-        """Where the next unit stands that can be read, or the segment ends, or the next one begins."""
-        segment = self._journal.segment_at(start)
-        if segment is None:
-            return min((s.start for s in self._journal.segments if s.start > start), default=self._end)
-        following = self._scanner.next_valid(start + 1)
-        end = segment.end if following is None else min(following.start, segment.end)
-        return min(end, self._end)
-
-    def close(self) -> None:
-        self._pool.close()
 
 
 class Mending:
@@ -116,7 +64,7 @@ class Mending:
         file = files.open(self.segment.path, write=True)
         try:
             position = self.start - self.segment.start
-            self._salvage(file.read(position, len(self.raw)))
+            self._salvage(read_readable(file.read, position, len(self.raw)))
             file.write(position, (self.raw,))
             file.sync()
         finally:
@@ -212,9 +160,19 @@ class Damage:
         if end > self._journal.start:
             self._derived().add_damage(start, end)
 
-    def scrub(self, end: int) -> Scrub:
-        """Looks through everything below a journal offset."""
-        return Scrub(self._journal, end)
+    def scrub(self, at: int = 0) -> Scrub:
+        """Looks through the journal, from an offset on; what it finds is to be added by its owner."""
+        return Scrub(self._journal, at)
+
+    def segment_of(self, offset: int) -> str:
+        """The path of the segment that has an offset, or should have it."""
+        segment = self._journal.segment_at(offset)
+        return segment_path(offset) if segment is None else segment.path
+
+    def topics(self, ids: Iterable[int]) -> list[str]:
+        """The names of those of some topics that there are."""
+        known = self._derived().state.topics_by_id
+        return sorted(known[one].name for one in ids if one in known)
 
     def begin(self, start: int, end: int, raw: Buffer) -> Mending:
         """What to write to mend a range, or the first units of it: those of one segment.

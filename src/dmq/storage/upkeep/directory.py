@@ -47,6 +47,7 @@ from dmq.storage.upkeep.recovery import (
     start_derived,
     usable,
 )
+from dmq.storage.upkeep.scrub import SCRUB
 
 __all__ = ["Disk", "Opened", "mark_running", "open_directory", "open_replica", "rebuild", "unmark_running"]
 
@@ -67,6 +68,8 @@ _KNOWN: Final = frozenset(
         SALVAGE,
         JOURNAL_FOLDER,
         BALLAST,
+        SCRUB,
+        f"{SCRUB}.tmp",
         "deadletters",  # SQLite's, of dead letters; not the store's
     )
 ).union(FOLDERS)

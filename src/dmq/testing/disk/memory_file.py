@@ -59,6 +59,8 @@ class MemoryFile:
             self._machine.look("read", self._path, position, size)
             return bytes(memoryview(self._node.data)[position : position + size])
 
+    read_aside = read
+
     def sync(self) -> None:
         with self._mutex:
             self._check("sync")
