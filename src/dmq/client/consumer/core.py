@@ -631,12 +631,14 @@ class ConsumerCore:
     def reports(self, book: LeaseBook) -> list[Settle]:
         """What to tell a broker now."""
         with self.lock:
-            self._catch_up()
+            if self._turns:
+                self._catch_up()
             self._said = 0
             frames = book.plain_report(self.member)
             if frames is None:
                 frames = self._gathered(book)
-        self._tell_free()
+        if self._is_freed:
+            self._tell_free()
         return frames
 
     def _gathered(self, book: LeaseBook) -> list[Settle]:

@@ -112,7 +112,8 @@ class Told:
 
     def add(self, link: NamedLink, frames: Sequence[Settle], now: float) -> bool:
         """They were told over a link; returns whether the broker is to be asked for a sign that they arrived."""
-        self._move_to(link)
+        if link is not self._link:
+            self._move_to(link)
         self._forget_arrived()
         for frame in frames:
             self._frames.append((now, frame))
@@ -127,16 +128,16 @@ class Told:
 
     def take_lost(self, link: NamedLink) -> list[Settle]:
         """What was told over links before this one, and may not have arrived."""
-        self._move_to(link)
+        if link is not self._link:
+            self._move_to(link)
         lost, self._lost = self._lost, []
         return lost
 
     def _move_to(self, link: NamedLink) -> None:
-        if link is not self._link:
-            self._forget_arrived()
-            self._lost += (frame for _, frame in self._frames)
-            self._frames.clear()
-            self._count, self._link, self._unsigned = 0, link, 0
+        self._forget_arrived()
+        self._lost += (frame for _, frame in self._frames)
+        self._frames.clear()
+        self._count, self._link, self._unsigned = 0, link, 0
 
     def _forget_arrived(self) -> None:
         if self._link is not None:
@@ -236,7 +237,7 @@ class LeaseBook:
         self.dirty = []
         delivery.is_dirty = False
         delivery.acks = []
-        self.held.pop(delivery.key, None)
+        self.held.pop((self.broker, lease.topic, lease.queue, lease.epoch, lease.lease), None)
         self.finished += count
         done = Settlement(
             lease.queue, lease.epoch, lease.lease, _ACK, ranges=[(lease.first_offset, count)], topic=lease.topic
