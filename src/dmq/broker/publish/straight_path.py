@@ -217,7 +217,9 @@ class StraightPath:
         try:
             unit = self._store.append_batch(batch, _STORED)
         except (Unusual, DMQError) as unusual:
-            self._submit(publisher.late_batch(asked, packed, batch, session.published, context=(session, frame)), unusual)
+            self._submit(
+                publisher.late_batch(asked, packed, batch, session.published, context=(session, frame)), unusual
+            )
             return True
         self.taken += 1
         writer.units += 1
