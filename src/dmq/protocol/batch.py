@@ -95,6 +95,8 @@ def pack_lone(record: LoneRecord) -> bytes:
 
 def pack_records(lengths: Numbers) -> bytes:
     """What stands before records that are handed out; the records follow, in as many pieces as they are."""
+    if type(lengths) is list and len(lengths) < FEW:
+        return _U32S[len(lengths)].pack(*lengths)
     return _column(lengths, ">u4", _U32S)
 
 

@@ -269,7 +269,7 @@ class Channel:
         rounds = 0
         allowed = demand.allowed
         limit = demand.limit if demand.limit < HANDED_MAX else HANDED_MAX
-        tags = self._tags()
+        tags = None if (held := self.group.subscription) is None or not held.filter else hashes_of(held.filter)
         look, look_turn = None if tags is None else self._parts.look, self._parts.look_turn
         while self._looked < look_turn and (queue := self.selection.pick(allowed)) is not None:
             cursor = self.cursors.get(queue) or self.cursor(queue)
@@ -369,10 +369,6 @@ class Channel:
         self._looked += entries
         if self.is_looking and not was_looking:
             self.pump_soon()
-
-    def _tags(self) -> list[int] | None:
-        subscription = self.group.subscription
-        return None if subscription is None or not subscription.filter else hashes_of(subscription.filter)
 
     def _fetch(
         self, queue: int, cursor: Cursor, proposal: Proposal, demand: Demand, *, tags: list[int] | None, now_ms: int
@@ -500,7 +496,7 @@ class Channel:
                 continue
             credit, room = member.prefetch - member.messages_out, member.prefetch_bytes - member.bytes_out
             limit = credit if credit < subscriber.batch else subscriber.batch
-            if limit > 1 and group.idle and not member.messages_out:
+            if limit > 1 and not member.messages_out and group.idle:
                 limit = self._share(limit, group.idle + 1)
             size = room if room < PUSH_BYTES else PUSH_BYTES
             demand = Demand(
@@ -603,7 +599,7 @@ class Channel:
         queue = self.queue_of(said.topic, said.queue)
         if queue is None:
             raise LeaseLost(f"{said.topic or self.topic.name!r} has no queue {said.queue} of this group")
-        cursor = self.cursor(queue)
+        cursor = self.cursors.get(queue) or self.cursor(queue)
         ranges: Ranges | None = [(first, first + count) for first, count in said.ranges] or None
         match said.outcome:
             case Verdict.ACK:

@@ -594,7 +594,7 @@ class Cursor:
 
     def _settle(self, lease: Lease, ranges: Ranges | None, outcome: Outcome, now_ms: int, error: str) -> list[Settled]:
         start, bits = lease.start, lease.mask
-        if ranges is not None:
+        if ranges is not None and ranges != [(start, lease.stop)]:  # the usual case: all of it
             bits &= mask_of_ranges(ranges, start, lease.stop)
             if not bits:
                 return []
@@ -602,6 +602,8 @@ class Cursor:
         if lease.mask:
             for first, last in mask_runs(start, bits):
                 self._position.settle(first, last)
+        elif lease.is_whole and not lease.moved:  # as `_close`
+            self._position.settle(start, lease.stop)
         else:
             self._close(lease, bits)
         return self._log.settled(start, bits, outcome, now_ms, lease=lease, error=error)

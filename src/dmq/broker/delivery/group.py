@@ -304,11 +304,12 @@ class Member(Holder):
 
     def credit(self, now_ms: int) -> int:
         """How many messages may be pushed to it now."""
-        if not self.may_pull or self.backlog_at_ms is None or now_ms < self.backlog_at_ms:
+        if self.away_until_ms is not None or self.is_superseded or self.is_quiet:  # as `may_pull`
             return 0
-        if self.bytes_out >= self.prefetch_bytes:
+        if self.backlog_at_ms is None or now_ms < self.backlog_at_ms or self.bytes_out >= self.prefetch_bytes:
             return 0
-        return max(self.prefetch - self.messages_out, 0)
+        credit = self.prefetch - self.messages_out
+        return credit if credit > 0 else 0
 
 
 def kept_subscription(queries: Queries, group: str, topic_id: int) -> Subscription | None:

@@ -87,6 +87,8 @@ def credit(broker: Broker, session: Session, frame: Frame, asked: Credit) -> Non
 
 def settle(broker: Broker, session: Session, frame: Frame, asked: Settle) -> None:
     refused = session.client.settle(asked, is_waited_for=frame.kind == Kind.REQUEST)
+    if frame.kind != Kind.REQUEST:
+        return
     if not refused:
         session.answer(frame, SettleReply())
         return

@@ -236,7 +236,7 @@ class PushSink:
         return self._session.address
 
     def push(self, handed: Handed) -> None:
-        body = wire_body(handed)
+        body = [pack_records(handed.lengths), *handed.pieces]  # as `wire_body`
         size = sum(map(len, body))
         head = one_way_head(Command.CONSUMER_PUSH, Push(self._number, [wire_lease(handed)]), size)
         if size < _SMALL_BYTES:

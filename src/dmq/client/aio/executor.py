@@ -175,7 +175,7 @@ class AioExecutor:
                 core.untake(turn.rest)
                 raise
             turn.done = done = done + 1
-            if is_ordered and core.has_failed(*place):
+            if is_ordered and place[1] in delivery.failed:
                 core.forget(turn.rest)  # they went back to the broker behind it
                 break
         return done

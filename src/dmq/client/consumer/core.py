@@ -126,14 +126,21 @@ class ConsumerCore:
         Raises:
             InvalidRequest: the frame does not add up.
         """
+        begun = self.now() if since is None else since
         with self.lock:
-            for delivery in self._deliveries(
-                book, leases, body, since=since, without=without, is_for_handlers=is_for_handlers
-            ):
-                chosen = self._chosen(delivery)
-                if self.room is not None:
-                    chosen = self._refuse(delivery, chosen, self.room() - self._prefetch.count)
-                self._prefetch.put(delivery, chosen)
+            plain = None
+            if is_for_handlers and len(leases) == 1 and without == () and self.room is None:
+                plain = book.take_plain(self, leases[0], body, begun)
+            if plain is not None:
+                self._prefetch.put(plain, range(plain.count))
+            else:
+                for one in self._deliveries(
+                    book, leases, body, begun=begun, without=without, is_for_handlers=is_for_handlers
+                ):
+                    chosen = self._chosen(one)
+                    if self.room is not None:
+                        chosen = self._refuse(one, chosen, self.room() - self._prefetch.count)
+                    self._prefetch.put(one, chosen)
             waiting = self._prefetch.count
             must_report = bool(book.dirty)
         if must_report:
@@ -143,8 +150,9 @@ class ConsumerCore:
     def pulled(self, book: LeaseBook, leases: Sequence[Lease], body: Buffer, since: float | None = None) -> list[Part]:
         """Messages were pulled: the deliveries, and which of their messages are for the user."""
         parts: list[Part] = []
+        begun = self.now() if since is None else since
         with self.lock:
-            for delivery in self._deliveries(book, leases, body, since=since):
+            for delivery in self._deliveries(book, leases, body, begun=begun):
                 delivery.is_pulled = True
                 chosen = self._chosen(delivery)
                 delivery.waiting -= len(chosen)
@@ -169,14 +177,13 @@ class ConsumerCore:
         leases: Sequence[Lease],
         body: Buffer,
         *,
-        since: float | None,
+        begun: float,
         without: Container[int] = (),
         is_for_handlers: bool = False,
     ) -> Iterable[Delivery]:
         bounds, data = place_records(body, sum(lease.count for lease in leases))
         # Slices of bytes cost half of slices of a view, and a body is looked at more often than not.
         buffer = bytes(data)
-        begun = self.now() if since is None else since
         packed = packed_flags(buffer, bounds)  # for all of them at once
         is_packed = bool(packed & COMPRESSED)
         blocks = BodyBlocks(buffer) if packed & BLOCK else None
@@ -273,7 +280,8 @@ class ConsumerCore:
     def waiting(self) -> int:
         """Messages that may be taken now."""
         prefetch = self._prefetch
-        return prefetch.count if prefetch.count and not self.is_paused and prefetch.has_free else 0
+        count = prefetch.count
+        return count if count and not self.is_paused and (not self.options.ordered or prefetch.has_free) else 0
 
     @property
     def prefetched(self) -> tuple[int, int]:
@@ -317,10 +325,11 @@ class ConsumerCore:
             if turn is not None:
                 self._turns.append(turn)
                 if self.options.ordered:
-                    self._queues.add(_place(turn.delivery))
+                    self._queues.add(turn.delivery.place)
             # A handler may take long, and what others were done with before it is reported meanwhile.
             must_report = turn is not None and len(turn.indexes) > 1 and not self.is_report_due
-        self._tell_unreadable()
+        if self._unreadable:
+            self._tell_unreadable()
         if must_report:
             self.on_reports(False)
         return turn
@@ -329,38 +338,30 @@ class ConsumerCore:
         while (part := self._prefetch.take_part(limit, self.now())) is not None:
             delivery, indexes = part
             self._taken += len(indexes)
-            if self._must_read(delivery):
-                indexes = [index for _, index in self._readable([(delivery, index) for index in indexes])]
+            if delivery.is_packed or self._is_typed:
+                indexes = self._readable_of(delivery, indexes)
             if indexes:
                 return Turn(delivery, indexes)
         return None
 
-    def _must_read(self, delivery: Delivery) -> bool:
-        """Whether bodies have to be made of what came, which may fail."""
-        return delivery.is_packed or self._is_typed
-
-    def _readable(self, taken: list[tuple[Delivery, int]]) -> list[tuple[Delivery, int]]:
+    def _readable_of(self, delivery: Delivery, indexes: Sequence[int]) -> Sequence[int]:
         """Those whose bodies expand, and are of the consumer's type. No attempt helps the others: they are rejected."""
+        if not (delivery.is_packed or self._is_typed):
+            return indexes  # nothing has to be made of what came
         readable = []
-        for delivery, index in taken:
-            why = delivery.why_unreadable(index) if self._must_read(delivery) else ""
-            if why:
+        for index in indexes:
+            if why := delivery.why_unreadable(index):
                 self._settle(delivery, index, Outcome.REJECT, -1, reason=why)
                 self._unreadable.append((ReceivedMessage(delivery, index), why))
             else:
-                readable.append((delivery, index))
+                readable.append(index)
         return readable
 
+    def _readable(self, taken: list[tuple[Delivery, int]]) -> list[tuple[Delivery, int]]:
+        return [(delivery, index) for delivery, index in taken if self._readable_of(delivery, (index,))]
+
     def _readable_parts(self, parts: list[Part]) -> list[Part]:
-        found: list[Part] = []
-        for delivery, indexes in parts:
-            if not self._must_read(delivery):
-                found.append((delivery, indexes))
-                continue
-            readable = [index for _, index in self._readable([(delivery, index) for index in indexes])]
-            if readable:
-                found.append((delivery, readable))
-        return found
+        return [(delivery, found) for delivery, some in parts if (found := self._readable_of(delivery, some))]
 
     def _tell_unreadable(self) -> None:
         """Say what was rejected, in the log and to the broker."""
@@ -377,9 +378,10 @@ class ConsumerCore:
         with self.lock:
             self._turns.remove(turn)
             self._count(turn)
-            self._put_back(turn.delivery, turn.indexes[turn.done :])
+            if turn.done < len(turn.indexes):
+                self._put_back(turn.delivery, turn.indexes[turn.done :])
             if self.options.ordered:
-                self._queues.discard(_place(turn.delivery))
+                self._queues.discard(turn.delivery.place)
                 is_awaited = self._prefetch.count > 0
             is_urgent = self._said >= self.urgent_count or not self._is_busy
             must_report = bool(self._said) and (is_urgent or not self.is_report_due)
@@ -442,11 +444,12 @@ class ConsumerCore:
         self._taken -= count
         self._has_progress = True
         self._said += count
-        self._book(delivery).add(delivery)
+        if not delivery.is_dirty:
+            self._books[delivery.broker].add(delivery)
 
     def _is_free(self, delivery: Delivery) -> bool:
         """Of an ordered group, whether messages of a delivery may be taken now."""
-        return _place(delivery) not in self._queues and self._book(delivery).is_first(delivery)
+        return delivery.place not in self._queues and self._book(delivery).is_first(delivery)
 
     def without_expired(self, taken: Sequence[tuple[Delivery, int]]) -> Sequence[tuple[Delivery, int]]:
         """Of what was taken and not touched, what is still ours. Nothing is said of the rest: its leases are over."""
@@ -494,10 +497,6 @@ class ConsumerCore:
             for delivery, index in taken:
                 self._settle(delivery, index, Outcome.RELEASE, -1, reason="")
         self.on_reports(True)
-
-    def has_failed(self, delivery: Delivery, index: int) -> bool:
-        """Whether a message that was settled is not done: it is handed out again."""
-        return index in delivery.failed
 
     def forget(self, taken: Iterable[tuple[Delivery, int]]) -> None:
         """What was taken went back to the broker by itself."""
@@ -627,25 +626,32 @@ class ConsumerCore:
     @property
     def has_reports(self) -> bool:
         """Whether there is something to tell a broker."""
-        return any(book.dirty or book.has_reports for book in self._books)
+        return any(book.has_reports for book in self._books)
 
     def reports(self, book: LeaseBook) -> list[Settle]:
         """What to tell a broker now."""
         with self.lock:
-            self._catch_up()
+            if self._turns:
+                self._catch_up()
             self._said = 0
-            settlements = book.take_unsent()
-            while dirty := book.take_dirty():
-                for delivery in dirty:
-                    book.finished += len(delivery.acks) + sum(said[1] != Outcome.RELEASE for said in delivery.others)
-                    for twin, index, outcome, delay_ms, reason in book.screening.conclude(delivery):
-                        self._settle(twin, index, outcome, delay_ms, reason=reason)
-                    settlements += settlements_of(delivery)
-                    if not delivery.left:
-                        self._put_down(delivery)
-            frames = book.frames(settlements, self.member) if settlements else []
-        self._tell_free()
+            frames = book.plain_report(self.member)
+            if frames is None:
+                frames = self._gathered(book)
+        if self._is_freed:
+            self._tell_free()
         return frames
+
+    def _gathered(self, book: LeaseBook) -> list[Settle]:
+        settlements = book.take_unsent()
+        while dirty := book.take_dirty():
+            for delivery in dirty:
+                book.finished += len(delivery.acks) + sum(said[1] != Outcome.RELEASE for said in delivery.others)
+                for twin, index, outcome, delay_ms, reason in book.screening.conclude(delivery):
+                    self._settle(twin, index, outcome, delay_ms, reason=reason)
+                settlements += settlements_of(delivery)
+                if not delivery.left:
+                    self._put_down(delivery)
+        return book.frames(settlements, self.member) if settlements else []
 
     def _tell_free(self) -> None:
         """Call those who wait for what had to wait for an earlier lease."""
@@ -791,8 +797,3 @@ class ConsumerCore:
         taken = [index for index, state in enumerate(delivery.states) if state == TAKEN]
         self._let_go(delivery, taken)
         self._put_down(delivery)
-
-
-def _place(delivery: Delivery) -> tuple[int, str, int]:
-    """The queue that a delivery is of."""
-    return delivery.broker, delivery.lease.topic, delivery.lease.queue

@@ -25,6 +25,7 @@ from dmq.client.producer.encoder import decode_body
 from dmq.errors import InvalidMessage, RecordCorrupt
 from dmq.model import MessageId
 from dmq.offset_runs import offset_runs
+from dmq.protocol import Buffer, place_records
 from dmq.protocol.consume import Lease, Outcome
 from dmq.records import RecordView
 from dmq.records.block import BodyBlocks
@@ -52,7 +53,9 @@ __all__ = [
     "Holder",
     "LeaseKey",
     "is_all",
+    "is_one_run",
     "packed_flags",
+    "plain_delivery",
 ]
 
 Bounds: TypeAlias = list[int] | npt.NDArray[np.int64]
@@ -171,6 +174,11 @@ class Delivery:
         """What names the lease."""
         lease = self.lease
         return self.broker, lease.topic, lease.queue, lease.epoch, lease.lease
+
+    @property
+    def place(self) -> tuple[int, str, int]:
+        """The queue that it is of."""
+        return self.broker, self.lease.topic, self.lease.queue
 
     # --- the records ------------------------------------------------------------------------------------------------
 
@@ -321,6 +329,9 @@ class Delivery:
         buffer, bounds = self.buffer, self.bounds
         if isinstance(bounds, np.ndarray):
             return np.frombuffer(buffer, np.uint8)[bounds[:-1] + PRIORITY_AT].tobytes()
+        if self.count == 1:
+            at = bounds[0] + PRIORITY_AT
+            return buffer[at : at + 1]
         return bytes([buffer[start + PRIORITY_AT] for start in bounds[:-1]])
 
     def offset(self, index: int) -> int:
@@ -410,6 +421,33 @@ class Delivery:
     def __repr__(self) -> str:
         lease = self.lease
         return f"<Delivery {lease.epoch}/{lease.lease} of queue {lease.queue}, {self.left} of {self.count} left>"
+
+
+def is_one_run(lease: Lease) -> bool:
+    """Whether the messages of a lease follow each other, in the queue and in what one producer sent."""
+    count, ids = lease.count, lease.ids
+    return lease.end_offset - lease.first_offset == count and len(ids) == 1 and ids[0][0] == count and ids[0][1] != 0
+
+
+def plain_delivery(core: Holder, broker: int, lease: Lease, body: Buffer) -> Delivery | None:
+    """The only lease of a frame, with bodies and keys taken out and checked, where that takes no more than one look at
+    each record: they are few and small, and stand as they were sent. None where it has to be looked at more closely.
+
+    Raises:
+        InvalidRequest: the frame does not add up.
+    """
+    bounds, data = place_records(body, lease.count)
+    size = len(data)
+    if open_records is None or type(bounds) is not list or bounds[-1] != size or size > lease.count * _SMALL_BYTES:
+        return None
+    buffer = bytes(data)
+    opened = open_records(buffer, bounds, 0, lease.count, expand=None, is_checked=True)
+    if opened is None:
+        return None
+    delivery = Delivery(core, broker, lease, buffer, bounds=bounds)
+    delivery.is_packed = False
+    delivery.bodies, delivery.keys = opened
+    return delivery
 
 
 def packed_flags(buffer: bytes, bounds: Bounds) -> int:

@@ -167,7 +167,7 @@ class Executor:
         with self._lock:
             self._idle += 1
         try:
-            return self._consumer._await(lambda: self._core.begin_turn(limit), self._stopping.is_set)
+            return self._consumer._await(lambda: self._core.begin_turn(limit), lambda: self._is_stopping)
         finally:
             with self._lock:
                 self._idle -= 1
@@ -197,7 +197,7 @@ class Executor:
                     core.untake(turn.rest)
                     raise
             turn.done = done = done + 1
-            if is_ordered and delivery.failed and core.has_failed(delivery, turn.indexes[done - 1]):
+            if is_ordered and turn.indexes[done - 1] in delivery.failed:
                 core.forget(turn.rest)  # they went back to the broker behind it
                 return done
         return done

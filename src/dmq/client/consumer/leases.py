@@ -29,10 +29,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from dmq.client.connection.link import NamedLink
-from dmq.client.consumer.delivery import TAKEN, Delivery, LeaseKey
+from dmq.client.consumer.delivery import TAKEN, Delivery, Holder, LeaseKey, is_one_run, plain_delivery
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.errors import DMQError
-from dmq.protocol import Frame, decode_response, error_from_status
+from dmq.protocol import Buffer, Frame, decode_response, error_from_status
 from dmq.protocol.consume import Lease, LeaseRef, Outcome, Settle, Settlement, SettleReply
 from dmq.protocol.header import TEXT_MAX
 from dmq.protocol.status import ErrorHeader
@@ -55,6 +55,7 @@ __all__ = [
 SETTLEMENTS_MAX: Final = 1000
 TOLD_MAX: Final = 20_000
 _SIGN_FRAMES: Final = 64
+_ACK: Final = Outcome.ACK
 
 
 def settlements_of(delivery: Delivery) -> Iterable[Settlement]:
@@ -108,10 +109,12 @@ class Told:
 
     def add(self, link: NamedLink, frames: Sequence[Settle], now: float) -> bool:
         """They were told over a link; returns whether the broker is to be asked for a sign that they arrived."""
-        self._move_to(link)
+        if link is not self._link:
+            self._move_to(link)
         self._forget_arrived()
-        self._frames.extend((now, frame) for frame in frames)
-        self._count += sum(len(frame.settlements) for frame in frames)
+        for frame in frames:
+            self._frames.append((now, frame))
+            self._count += len(frame.settlements)
         while self._count > TOLD_MAX:
             self._forget_first()
         self._unsigned += len(frames)
@@ -122,16 +125,16 @@ class Told:
 
     def take_lost(self, link: NamedLink) -> list[Settle]:
         """What was told over links before this one, and may not have arrived."""
-        self._move_to(link)
+        if link is not self._link:
+            self._move_to(link)
         lost, self._lost = self._lost, []
         return lost
 
     def _move_to(self, link: NamedLink) -> None:
-        if link is not self._link:
-            self._forget_arrived()
-            self._lost += (frame for _, frame in self._frames)
-            self._frames.clear()
-            self._count, self._link, self._unsigned = 0, link, 0
+        self._forget_arrived()
+        self._lost += (frame for _, frame in self._frames)
+        self._frames.clear()
+        self._count, self._link, self._unsigned = 0, link, 0
 
     def _forget_arrived(self) -> None:
         if self._link is not None:
@@ -146,8 +149,14 @@ class Told:
 class LeaseBook:
     """What a consumer has of one broker: deliveries in hand, by lease, and those that have something to report.
 
+    Nearly every push is one lease of new messages that are all for the user, and nearly every report says that they are
+    done. Both have a straight way, which chooses and never decides: what is in hand and what is reported is the same.
+
     Parameters:
         broker: its number within the consumer.
+
+    Attributes:
+        is_straight: it may be taken.
     """
 
     __slots__ = (
@@ -158,6 +167,7 @@ class LeaseBook:
         "dirty",
         "finished",
         "held",
+        "is_straight",
         "is_vouched",
         "screening",
         "shard",
@@ -166,6 +176,7 @@ class LeaseBook:
 
     def __init__(self, options: ConsumerOptions, broker: int) -> None:
         self._options = options
+        self.is_straight = not options.ordered and options.type is None and options.tag_set is None
         self.broker = broker
         self.shard = 0  # the number of the broker's shard
         self._sought: dict[tuple[str, int], int] = {}
@@ -176,6 +187,61 @@ class LeaseBook:
         self.finished = 0  # how many messages were reported and not yet counted
         self.screening = Screening(options.tag_set)
         self.told = Told()
+
+    # --- the straight way -------------------------------------------------------------------------------------------
+
+    def take_plain(self, core: Holder, lease: Lease, body: Buffer, begun: float) -> Delivery | None:
+        """Take the only lease of a push in hand, as nearly all are: some new messages of one producer, in order, all
+        of them for the user as they came. None, and nothing is done, if it is any other: the general way sees why.
+
+        Parameters:
+            begun: from when on the lease runs.
+
+        Raises:
+            InvalidRequest: the frame does not add up.
+        """
+        if (
+            not self.is_straight
+            or not self.is_vouched
+            or lease.topic
+            or self._sought.get(("", lease.queue)) != lease.sought
+            or not is_one_run(lease)
+        ):
+            return None
+        delivery = plain_delivery(core, self.broker, lease, body)
+        if delivery is None or not self.screening.enter(lease.ids[0], lease.attempt):
+            return None
+        delivery.shard = self.shard
+        delivery.deadline = begun + lease.lease_ms / 1000
+        self.held[self.broker, "", lease.queue, lease.epoch, lease.lease] = delivery
+        return delivery
+
+    def plain_report(self, member: str) -> list[Settle] | None:
+        """The report if all there is to say is that the messages of one lease are done, which is then put down. None,
+        and nothing is done, if it is anything else."""
+        if len(self.dirty) != 1 or self._unsent or not self.is_straight:
+            return None
+        delivery = self.dirty[0]
+        lease, count = delivery.lease, delivery.count
+        if (
+            delivery.left
+            or delivery.others
+            or len(delivery.acks) != count
+            or not is_one_run(lease)
+            or not self.screening.leave(lease.ids[0], lease.attempt)
+        ):
+            return None
+        self.dirty = []
+        delivery.is_dirty = False
+        delivery.acks = []
+        self.held.pop((self.broker, lease.topic, lease.queue, lease.epoch, lease.lease), None)
+        self.finished += count
+        done = Settlement(
+            lease.queue, lease.epoch, lease.lease, _ACK, ranges=[(lease.first_offset, count)], topic=lease.topic
+        )
+        return [Settle(self._options.topic, self._options.group, [done], member)]
+
+    # --- the general way --------------------------------------------------------------------------------------------
 
     @property
     def has_reports(self) -> bool:
@@ -280,34 +346,32 @@ _EMPTY_MAX: Final = 64  # producers that are remembered though nothing of theirs
 
 
 class Intervals:
-    """A set of numbers, as sorted intervals that do not touch."""
+    """A set of numbers, as sorted intervals that do not touch.
 
-    __slots__ = ("_starts", "_stops")
+    Attributes:
+        starts, stops: where each begins and ends.
+    """
+
+    __slots__ = ("starts", "stops")
 
     def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._stops: list[int] = []
+        self.starts: list[int] = []
+        self.stops: list[int] = []
 
     def __len__(self) -> int:
         """How many intervals there are."""
-        return len(self._starts)
+        return len(self.starts)
 
     def __bool__(self) -> bool:
-        return bool(self._starts)
-
-    def extend(self, start: int, stop: int) -> bool:
-        """Add [start, stop) to the last interval if it begins where that one ends; else False, and nothing is done."""
-        stops = self._stops
-        if not stops or stops[-1] != start:
-            return False
-        stops[-1] = stop
-        return True
+        return bool(self.starts)
 
     def add(self, start: int, stop: int) -> None:
         """Add [start, stop)."""
-        if self.extend(start, stop):
+        starts, stops = self.starts, self.stops
+        if not stops or stops[-1] < start:  # the usual case: later ones
+            starts.append(start)
+            stops.append(stop)
             return
-        starts, stops = self._starts, self._stops
         low = bisect_left(stops, start)
         high = bisect_right(starts, stop)
         if low < high:
@@ -317,7 +381,7 @@ class Intervals:
 
     def remove(self, start: int, stop: int) -> None:
         """Take [start, stop) out, as far as it is in."""
-        starts, stops = self._starts, self._stops
+        starts, stops = self.starts, self.stops
         if starts and starts[0] == start and stops[0] >= stop:  # the usual case: the oldest ones
             if stops[0] == stop:
                 del starts[0], stops[0]
@@ -337,15 +401,12 @@ class Intervals:
 
     def overlaps(self, start: int, stop: int) -> bool:
         """Whether any number of [start, stop) is in."""
-        stops = self._stops
-        if not stops or stops[-1] <= start:  # the usual case: later ones
-            return False
-        at = bisect_right(stops, start)
-        return at < len(self._starts) and self._starts[at] < stop
+        at = bisect_right(self.stops, start)
+        return at < len(self.starts) and self.starts[at] < stop
 
     def drop_first(self) -> None:
         """Forget the lowest interval."""
-        del self._starts[0], self._stops[0]
+        del self.starts[0], self.stops[0]
 
 
 class DuplicateWindow:
@@ -368,11 +429,12 @@ class DuplicateWindow:
             known = self._sets[key] = Intervals()
         else:
             self._sets.move_to_end(key)
-            if known.extend(start, stop):  # the usual case: the next ones
+            if known.stops and known.stops[-1] == start:  # the usual case: the next ones
+                known.stops[-1] = stop
                 return
-        before = len(known)
+        before = len(known.starts)
         known.add(start, stop)
-        self._count += len(known) - before
+        self._count += len(known.starts) - before
         while self._count > self._intervals_max:
             oldest, numbers = next(iter(self._sets.items()))
             if numbers:
@@ -386,16 +448,18 @@ class DuplicateWindow:
         key = (producer, attempt)
         known = self._sets.get(key)
         if known is not None:
-            before = len(known)
+            before = len(known.starts)
             known.remove(start, stop)
-            self._count += len(known) - before
-            if not known and len(self._sets) > _EMPTY_MAX:  # the next ones of this producer come soon
+            self._count += len(known.starts) - before
+            if not known.starts and len(self._sets) > _EMPTY_MAX:  # the next ones of this producer come soon
                 del self._sets[key]
 
     def overlaps(self, producer: int, attempt: int, start: int, stop: int) -> bool:
         """Whether any of them is done."""
         known = self._sets.get((producer, attempt))
-        return known is not None and known.overlaps(start, stop)
+        if known is None or not known.stops or known.stops[-1] <= start:  # the usual case: later ones
+            return False
+        return known.overlaps(start, stop)
 
     def clear(self) -> None:
         """Forget everything."""
@@ -451,6 +515,25 @@ class Screening:
             self._in_hand.add(*run)
             added.append(run)
         return Screened(chosen, strangers)
+
+    def enter(self, ids: tuple[int, int, int], attempt: int) -> bool:
+        """Take a run of ids in hand as `screen` does, if nothing of it was done or is in hand; else nothing is done."""
+        count, producer, first = ids
+        run = producer, attempt, first, first + count
+        if self._done.overlaps(*run) or self._in_hand.overlaps(*run):
+            return False
+        self._in_hand.add(*run)
+        return True
+
+    def leave(self, ids: tuple[int, int, int], attempt: int) -> bool:
+        """A run of ids is done, as `conclude` says it; False, and nothing is done, if any message has a twin."""
+        if self._twins:
+            return False
+        count, producer, first = ids
+        run = producer, attempt, first, first + count
+        self._in_hand.remove(*run)
+        self._done.add(*run)
+        return True
 
     def _one_by_one(self, delivery: Delivery, indexes: Sequence[int], unwanted: list[int]) -> Screened:
         chosen: list[int] = []

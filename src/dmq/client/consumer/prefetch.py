@@ -25,6 +25,7 @@ __all__ = ["LOOK_SECONDS", "CreditWindow", "Part", "Prefetch", "Turn", "loans"]
 
 Part: TypeAlias = tuple[Delivery, Sequence[int]]  # a delivery, and some of its messages
 _PRIORITIES: Final = 10
+_TAKEN: Final = bytes((TAKEN,))
 _ROUNDS: Final = 2  # one message that a handler works on, and one that waits for it
 _GROW_SECONDS: Final = 0.25  # a window that is finished sooner is too small
 LOOK_SECONDS: Final = 0.5
@@ -242,15 +243,16 @@ class Prefetch:
         """Let messages of a delivery wait; all of them are `WAITING`."""
         if not indexes:
             return
-        self.count += len(indexes)
-        self.bytes += _size(delivery, indexes)
+        count, starts = len(indexes), delivery.starts
+        self.count += count
+        self.bytes += starts[-1] - starts[0] if count == delivery.count else _size(delivery, indexes)
         lanes = self._lanes
         if self._is_ordered:
             self._put_in_order(delivery, indexes)
             return
         priorities = delivery.priorities()
-        if len(priorities) == 1 or priorities.count(priorities[0]) == len(priorities):
-            priority = _bounded(priorities[0])
+        if priorities.count(priorities[0]) == len(priorities):
+            priority = min(priorities[0], _PRIORITIES - 1)
             lanes[priority].append(_Lane(delivery, indexes))
             self._filled |= 1 << priority
             return
@@ -357,7 +359,14 @@ class Prefetch:
         """Take what still waits among the next ones of a lane."""
         delivery, states = lane.delivery, lane.delivery.states
         chosen = lane.indexes[lane.at : lane.at + limit]
-        lane.at += len(chosen)
+        count = len(chosen)
+        lane.at += count
+        if count == delivery.waiting == delivery.count:  # the usual case: all of it, and all of it waits
+            states[:] = _TAKEN * count
+            self.count -= count
+            self.bytes -= delivery.starts[-1] - delivery.starts[0]
+            delivery.waiting = 0
+            return chosen
         if not is_all(states, WAITING, chosen):
             chosen = [index for index in chosen if states[index] == WAITING]
         if isinstance(chosen, range):

@@ -359,7 +359,7 @@ class Subscription(Generic[P]):
         header = push.header
         if isinstance(header, Push):
             if header.subscription == self._all.number:
-                lease_ms = min(lease.lease_ms for lease in header.leases) if header.leases else 0
+                lease_ms = min([lease.lease_ms for lease in header.leases], default=0)
                 if push.since + lease_ms / 2000 < self._core.now():
                     self._confirm(link, header.leases, bytes(push.body))
                 else:
@@ -378,11 +378,12 @@ class Subscription(Generic[P]):
 
     def _take(self, leases: Sequence[Lease], body: Buffer, since: float, without: Container[int] = ()) -> None:
         count = self._core.received(self.book, leases, body, since, without=without, is_for_handlers=True)
-        if count:
+        if count and not self._all.is_looking:
             self._all.look_later()
         if self._all.is_divided:
             self._all.received(self)
-        self._give_back_stray(leases)
+        if self._options.strategy:
+            self._give_back_stray(leases)
         self._all.subscriber.wake(self._core.hands_for(count))
 
     def _confirm(self, link: NamedLink, leases: Sequence[Lease], body: bytes) -> None:
@@ -439,10 +440,8 @@ class Subscription(Generic[P]):
 
     def _give_back_stray(self, leases: Sequence[Lease]) -> None:
         """Give back what was on its way from queues that we had dropped by then."""
-        if self._options.strategy:
-            stray = {lease.queue for lease in leases}.difference(self.queues)
-            if stray:
-                self._core.release_queues(self.book, stray)
+        if stray := {lease.queue for lease in leases}.difference(self.queues):
+            self._core.release_queues(self.book, stray)
 
 
 class Subscriptions(Generic[P]):
@@ -477,7 +476,7 @@ class Subscriptions(Generic[P]):
         self.is_closing = False
         self.is_closed = False
         self._is_ticking = False
-        self._is_looking = False
+        self.is_looking = False
         self.is_full = False  # all of the prefetch is in hand, and brokers are more than it: they send nothing
         self._sharing = threading.Lock()  # held while shares of the prefetch move
         self._dividing = threading.Lock()
@@ -659,7 +658,8 @@ class Subscriptions(Generic[P]):
     def starve(self) -> None:
         """Handlers wait for messages: have more sent where we have all that we asked for."""
         for one in self._all:
-            one.starve()
+            if one.book.held:
+                one.starve()
 
     # --- shares of the prefetch -------------------------------------------------------------------------------------
 
@@ -735,15 +735,15 @@ class Subscriptions(Generic[P]):
 
     def look_later(self) -> None:
         """Messages wait: look soon whether they are more than handlers get done."""
-        if not self._is_looking:
-            self._is_looking = True
+        if not self.is_looking:
+            self.is_looking = True
             now = self.core.now()
             for one in self._all:
                 one.window.watch(now)
             self._router.home.call_later(LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
-        self._is_looking = False
+        self.is_looking = False
         core, now = self.core, self.core.now()
         waiting = core.prefetched[0]
         # What waits in an ordered group waits for its queue, and nobody else can have it.

@@ -152,7 +152,7 @@ def test_a_failed_message_of_an_ordered_group_takes_the_rest_of_its_lease_along(
     made.received(book(made), *frame(1, bodies("a", "b", "c")))
     (delivery, index), *rest = made.take(2)
     ReceivedMessage(delivery, index).nack()
-    assert made.has_failed(delivery, index)
+    assert delivery.failed == {index}
     made.forget(rest)
     assert taken(made) == []
     assert said(made.reports(book(made))) == [(1, "NACK", [(0, 1)])]
