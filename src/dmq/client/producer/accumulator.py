@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmq.client.producer.numbered_sender import NumberedBatch
@@ -137,6 +137,17 @@ class SendBatch(Outcome, NumberedBatch):
     def shard(self) -> int:
         return place_shard(max(0, self.queue))
 
+    def hold_lane(self, pump: Callable[[Lane], None]) -> None:
+        """Hold what gathers behind it until all threads that stand in line, if they are many, have been woken.
+
+        Most of them send again before they let the next one run.
+        """
+        if self.count >= CROWD_MIN and self.has_line:
+            lane = self.lane
+            lane.is_held = True
+            if not self.follow(lambda: lane.let_go(pump)):
+                lane.is_held = False
+
     def drop_messages(self) -> None:
         """Let go of what was encoded; not of messages that may have to be divided anew, by other slots."""
         if not self.lane.key.slots_version or self.is_done:
@@ -228,8 +239,8 @@ class Lane:
     """Batches with one key, in order: those that are ready, and the one that gathers."""
 
     __slots__ = (
-        "gathering", "has_offsets", "is_closed", "is_crowded", "key", "lone", "place", "ready", "stalled", "stand_in",
-        "stream", "turn", "under_way",
+        "gathering", "has_offsets", "is_closed", "is_crowded", "is_held", "key", "lone", "place", "ready", "stalled",
+        "stand_in", "stream", "turn", "under_way",
     )  # fmt: skip
 
     def __init__(self, key: LaneKey, stream: Stream, turn: int) -> None:
@@ -244,6 +255,7 @@ class Lane:
         self.stalled = 0  # of those under way: they wait for a leader of their shard, and others do not wait for them
         self.is_closed = False  # nothing leaves it any more: the topic has other slots
         self.is_crowded = False  # the last batch that gathered has several messages
+        self.is_held = False  # what gathers waits for threads that are on their way back with more
         self.lone: Lone | None = None  # the message without a batch that is under way
         self.stand_in: SendBatch | None = None  # its batch after all, if anybody asked for it
 
@@ -256,21 +268,25 @@ class Lane:
         """Nothing waits or is under way in it."""
         return not self.under_way and self.gathering is None and not self.ready
 
+    def let_go(self, pump: Callable[[Lane], None]) -> None:
+        """Hold nothing any longer, and send it."""
+        self.is_held = False
+        pump(self)
+
     def offered(self) -> SendBatch | None:
         """What would go next, if it is worth going now."""
         if self.ready:
             return self.ready[0]
-        batch = self.gathering
+        batch, beside = self.gathering, self.under_way - self.stalled
+        if batch is None:
+            return None
+        # A large one costs less, and is worth sending beside those under way.
+        if batch.count >= SECOND_MESSAGES_MIN or batch.bytes >= SECOND_BYTES_MIN:
+            return batch if beside < OVERLAP_MAX or self.key.durability is Durability.CONSUMED else None
         # A `consumed` batch takes as long as its consumer: waiting for it would not be gathering but standing still.
-        if batch is None or (
-            self.under_way > self.stalled and self.key.durability != Durability.CONSUMED and not self._is_worth(batch)
-        ):
+        if self.is_held or (beside > 0 and self.key.durability is not Durability.CONSUMED):
             return None
         return batch
-
-    def _is_worth(self, batch: SendBatch) -> bool:
-        """Whether a batch that gathers is worth sending beside those under way; a larger one costs less."""
-        return batch.is_large and self.under_way - self.stalled < OVERLAP_MAX
 
 
 class Draft(NamedTuple):

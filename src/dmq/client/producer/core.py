@@ -324,7 +324,7 @@ class Core:
         """
         lane, sender = self._plain.get((topic, durability)), self.sender
         if (
-            lane is None or not lane.is_crowded or not (lane.under_way or is_held)
+            lane is None or not lane.is_crowded or not (lane.under_way or lane.is_held or is_held)
             or not (message.tag is None and message.business_id is None and message.properties is None)
             or message.priority != DEFAULT_PRIORITY or not self.is_simple(message.body, message.key)
             or self._links.link_for(topic) is None

@@ -53,6 +53,7 @@ class Outcome:
     error: DMQError | None = None
     _waiters: list[Wakeable] | None = None
     _line: dict[Wakeable, None] | None = None
+    _behind: Callable[[], None] | None = None
     _callbacks: list[Callable[[], Any]] | None = None
     _shared: _Shared | None = None
     parts: Sequence[tuple[Outcome, int]] = ()  # what stands for each message, once they were divided anew
@@ -93,13 +94,31 @@ class Outcome:
             if self.is_done:
                 self._wake_next()
 
+    @property
+    def has_line(self) -> bool:
+        """Whether threads stand in line."""
+        return bool(self._line)
+
+    def follow(self, function: Callable[[], None]) -> bool:
+        """Have it called once the last in line has been woken, or has gone; False if nobody stands there any more."""
+        with _ending:
+            self._behind = function
+        return bool(self._line) or self._take_behind() is None
+
+    def _take_behind(self) -> Callable[[], None] | None:
+        with _ending:
+            behind, self._behind = self._behind, None
+        return behind
+
     def _wake_next(self) -> None:
-        if self._line:
-            try:
-                waiter, _ = self._line.popitem()
-            except KeyError:  # another thread was first
-                return
+        try:
+            waiter, _ = self._line.popitem() if self._line else (None, None)
+        except KeyError:  # another thread was first
+            waiter = None
+        if waiter is not None:
             waiter.wake()
+        if self._behind is not None and not self._line and (behind := self._take_behind()) is not None:
+            behind()
 
     def add_waiter(self, waiter: Wakeable) -> None:
         """Have it woken at the end; at once if that has been."""

@@ -39,6 +39,7 @@ from dmq.protocol.produce import TransactionCheck
 __all__ = ["OnDelivery", "Producer"]
 
 LOOK_SECONDS: Final = 1.0  # a thread that waits looks at least so often whether the end has come
+HOLD_SECONDS: Final = 0.01  # that a batch is held for threads that come back, as far as others keep them from it
 
 OnDelivery = Callable[[Receipt | None, DMQError | None], Any]
 
@@ -131,10 +132,11 @@ class Producer:
             sent = self.straight.send(topic, message, durability, deadline)
             if isinstance(sent, Receipt):
                 return sent
-            if sent is None and (joined := self._core.join(topic, message, durability, deadline)) is not None:
-                joined[0].wait(deadline)
-                return self._conclude(Sent(*joined, message), timeout)
-            batch = sent
+            if sent is not None:
+                batch = sent
+            elif (joined := self._core.join(topic, message, durability, deadline)) is not None:
+                batch, index = joined
+                self._wait_among(batch, deadline, is_first=not index)
         if batch is None:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
             draft = self._core.draft(self._route(topic, deadline, options, message), message, options)
@@ -142,9 +144,8 @@ class Producer:
             self._sender.pump(batch.lane)
         if not batch.is_done:
             self._wait(batch, deadline)
-        if batch.error is None and batch.is_done:
-            return batch.receipt(index)
-        return self._conclude(Sent(batch, index, message), timeout)
+        is_stored = batch.is_done and batch.error is None
+        return batch.receipt(index) if is_stored else self._conclude(Sent(batch, index, message), timeout)
 
     def _send_known(
         self, message: Message, options: SendOptions, name: str | MessageId | None, timeout: float | None
@@ -500,6 +501,25 @@ class Producer:
                     waiter.wait(until - now)
                 else:
                     connection.until(waiter, lambda: batch.is_done or batch.is_attended, until)
+                if batch.lane.is_held and time.monotonic() >= until:
+                    batch.lane.let_go(self._sender.pump)
+        finally:
+            batch.step_out(waiter)
+
+    def _wait_among(self, batch: SendBatch, deadline: float, *, is_first: bool) -> None:
+        """Wait for a batch of many threads, which the connection's own thread reads for.
+
+        A thread of this batch or of the one before, which is to let this one go or the batch leave, may be held up: in
+        a signal's handler, or by what else it computes. So every thread looks now and then, and the first one soon.
+        """
+        waiter, pause = Waiter(), HOLD_SECONDS if is_first else LOOK_SECONDS
+        batch.queue_up(waiter)
+        try:
+            while not batch.ended() and (left := deadline - time.monotonic()) > 0:
+                if not waiter.wait(min(left, pause)):
+                    pause = LOOK_SECONDS
+                    if batch.lane.is_held:
+                        batch.lane.let_go(self._sender.pump)
         finally:
             batch.step_out(waiter)
 

@@ -557,8 +557,7 @@ class Sender:
         with self.lock:
             under_way = [*self._under_way.items()]
             parked = [batch for batch in self._parked if batch.sent_at is not None]
-            self._is_scanning = bool(under_way or parked)
-            must_go_on = self._is_scanning
+            must_go_on = self._is_scanning = bool(under_way or parked)
         for batch, link in under_way:
             if batch.sent_at is None or batch.is_done or batch.lane.key.durability == Durability.CONSUMED:
                 continue
@@ -755,6 +754,7 @@ class Sender:
         if self._changing and batch.topic in self._changing:
             self._switch(batch.topic)
         if not is_alone:
+            batch.hold_lane(self.pump)
             pump = self.pump if batch.count == 1 else self.pump_after
             for lane in lanes:
                 pump(lane)

@@ -142,11 +142,10 @@ class LonePath(Generic[C]):
             InvalidMessage: it cannot be sent.
         """
         groove = self._grooves.get((topic, durability)) or self._groove(topic, durability)
-        if groove is None or not self._core.is_simple(message.body, message.key):
-            self.left += 1
-            return None
-        lane = groove[0]
-        if lane.under_way or lane.gathering is not None or lane.ready or len(message.body) > _BODY_BYTES_MAX:
+        if (
+            groove is None or (lane := groove[0]).under_way or lane.gathering is not None or lane.ready or lane.is_held
+            or not self._core.is_simple(message.body, message.key) or len(message.body) > _BODY_BYTES_MAX
+        ):  # fmt: skip
             self.left += 1
             return None
         route, now, place = self._route_of(topic), self._monotonic(), ANY

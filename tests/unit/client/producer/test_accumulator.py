@@ -237,6 +237,34 @@ def test_a_thread_that_goes_before_the_end_or_of_itself_breaks_no_line() -> None
     assert {*woken(line)} == {line[1], line[2], line[3]}
 
 
+def test_what_follows_a_line_is_called_once_when_the_last_one_is_woken() -> None:
+    batch, line = waiting(3)
+    called: list[int] = []
+    batch.end(None, None)
+    assert batch.has_line
+    assert batch.follow(lambda: called.append(len(woken(line))))
+    (first,) = woken(line)
+    batch.step_out(first)
+    assert not called
+    batch.step_out(next(one for one in woken(line) if one is not first))
+    assert called == [3], "the last one need not have gone yet"
+    for one in line:
+        batch.step_out(one)
+    assert called == [3]
+    assert not batch.follow(lambda: called.append(0)), "nobody stands there"
+    assert called == [3]
+
+
+def test_what_follows_a_line_is_called_when_the_last_one_goes_by_itself() -> None:
+    batch, line = waiting(2)
+    called: list[str] = []
+    batch.end(None, None)
+    assert batch.follow(lambda: called.append("all have gone"))
+    (left,) = [one for one in line if not one.times]
+    batch.step_out(left)
+    assert called == ["all have gone"]
+
+
 def test_no_thread_is_left_in_line_however_they_come_and_go() -> None:
     for seed in range(20):
         chance = random.Random(seed)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 import threading
 
+from dmq.client.connection.threads import Waiter
 from dmq.client.producer.accumulator import (
     BATCH_BYTES_MAX,
     CROWD_MIN,
     MESSAGE_BYTES,
     RESERVED_BYTES,
     SECOND_BYTES_MIN,
+    SendBatch,
 )
 from dmq.errors import DMQError, NotConnected, TimedOut
 from dmq.model import Message, Receipt
@@ -63,12 +65,12 @@ def test_a_batch_leaves_beside_another_as_soon_as_it_is_worth_it() -> None:
     settle(rig)
 
 
-def make_crowd() -> Rig:
+def make_crowd(count: int = CROWD_MIN) -> Rig:
     """A producer with one batch of many under way."""
     rig = make_rig()
-    flood(rig, CROWD_MIN)
+    flood(rig, count)
     rig.link.requests[0].store()
-    assert [request.header.count for request in rig.link.requests] == [1, CROWD_MIN]
+    assert [request.header.count for request in rig.link.requests] == [1, count]
     return rig
 
 
@@ -123,6 +125,57 @@ def test_what_is_held_is_sent_by_who_holds_it() -> None:
     rig.core.sender.pump(place[0].lane)
     assert len(rig.link.requests) == 3
     settle(rig)
+
+
+def wait_in_line(batch: SendBatch, count: int) -> list[Waiter]:
+    line = [Waiter() for _ in range(count)]
+    for waiter in line:
+        batch.queue_up(waiter)
+    return line
+
+
+def test_what_gathers_behind_a_batch_of_many_threads_waits_until_the_last_of_them_is_woken() -> None:
+    rig = make_crowd(8)
+    (batch,) = rig.core.accumulator.unsettled()
+    line = wait_in_line(batch, 8)
+    rig.link.requests[1].store()
+    assert batch.lane.is_held
+    counts: list[int] = []
+    for waiter in reversed(line):  # each wakes the next, and sends again
+        batch.step_out(waiter)
+        assert rig.core.join("orders", Message(b"x"), "flushed", 9.0) is not None
+        counts.append(len(rig.link.requests))
+    assert [lane.is_held for lane in (batch.lane,)] == [False]
+    assert counts == [2] * 6 + [3, 3], "the last two come too late"
+    settle(rig)
+    assert [request.header.count for request in rig.link.requests] == [1, 8, 6, 2]
+
+
+def test_nothing_is_held_for_few_threads_nor_for_long_nor_if_it_is_large() -> None:
+    rig = make_crowd()
+    (batch,) = rig.core.accumulator.unsettled()
+    (_, *line) = wait_in_line(batch, 2)
+    rig.link.requests[1].store()
+    assert rig.core.join("orders", Message(b"x"), "flushed", 9.0) is not None
+    assert len(rig.link.requests) == 2
+    batch.lane.let_go(rig.core.sender.pump)  # as a thread does whose time to look has come
+    assert len(rig.link.requests) == 3
+    batch.step_out(line[0])
+    batch.lane.is_held = True
+    flood(rig, CROWD_MIN)
+    rig.link.requests[2].store()
+    assert len(rig.link.requests) == 3
+    flood(rig, SECOND_BYTES_MIN // 200 + RESERVED_BYTES // 200 + 2)
+    assert len(rig.link.requests) == 4, "a large batch waits for nobody"
+    batch.lane.let_go(rig.core.sender.pump)
+    settle(rig)
+    few = make_rig()
+    flood(few, CROWD_MIN - 1)
+    few.link.requests[0].store()
+    (batch,) = few.core.accumulator.unsettled()
+    wait_in_line(batch, CROWD_MIN - 1)
+    few.link.requests[1].store()
+    assert not batch.lane.is_held
 
 
 def test_a_send_that_finds_the_window_full_or_the_producer_closed_does_not_join() -> None:
