@@ -37,7 +37,12 @@ _TURN_BYTES: Final = 1 << 20  # taken before the next flush, however much is the
 _LOOP_BYTES: Final = 2 << 20  # that the loop flushes at most: more takes a quick disk long, too
 _APPLY_BYTES: Final = 1 << 20  # that were taken and are not applied: no more wait
 _APPLY_SECONDS: Final = 0.05  # since the last time: nothing waits longer, if a frame comes
-_FAR_SECONDS: Final = 0.25  # between flushes of a follower for which nobody waits: a few large ones disturb others less
+# Between flushes of a follower for which nobody waits. Of a leader that writes it gets at most 128 MiB a second: one
+# flush of much keeps others on the same disk waiting, and a leader whose loop has waited for 20 ms has threads flush
+# for some time (`FlushPolicy`). One that gets more disturbs nobody, and a few large flushes cost it less.
+_FAR_SECONDS: Final = 0.05
+_FAST_SECONDS: Final = 0.25
+_FAST_BYTES: Final = 8 << 20  # in `_FAR_SECONDS`
 
 
 class IntakeEnd(StrEnum):
@@ -261,14 +266,20 @@ class Intake:
             await self._wanted.wait()
             self._wanted.clear()
             while self._follower.must_flush:
-                if self._follower.is_far_behind and not self._is_stopped:
-                    await asyncio.sleep(_FAR_SECONDS)
+                await self._gather()
                 await self._flush_there()
                 self._confirm()
             if self._must_clear:
                 await self._post.note(self._replica.caught_up)
                 shard, end = self._post.place.shard, self._replica.end
                 log.info("caught up: nothing is in doubt any more", shard=shard, end=end)
+
+    async def _gather(self) -> None:
+        """While nobody waits for a flush, let some more come."""
+        if self._follower.is_far_behind and not self._is_stopped:
+            await asyncio.sleep(_FAR_SECONDS)
+            if self._replica.end - self._replica.flushed > _FAST_BYTES:
+                await asyncio.sleep(_FAST_SECONDS - _FAR_SECONDS)
 
     async def _flush_there(self) -> None:
         """Flush by a thread."""
