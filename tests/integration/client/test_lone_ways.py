@@ -225,7 +225,7 @@ def test_the_straight_path_is_taken(peer: Scripted, is_read: bool) -> None:
         assert connection is not None
         if is_read:
             connection.hold()
-            eventually(lambda: connection._turns.is_taken)
+            eventually(lambda: connection.turns.is_taken)
         for _ in range(5):
             producer.send("t", b"body", durability="stored")
         assert (producer.straight.taken, producer.straight.late) == (4, 0)

@@ -27,6 +27,7 @@ been woken to do so, or watches while the lead is lent; once it is over, nobody 
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 import time
@@ -62,15 +63,15 @@ class Connection(Peer["Connection"]):
         super().__init__(address, session, owner)
         self._wire = Wire(sock)
         self._state = threading.Lock()  # guards the session and the attention
-        self._turns: Final = Turns(
+        self.turns: Final = Turns(
             f"dmq-{address}",
             self._receive,
             lambda: self.is_closed,
             lambda: self._wire.out_bytes,
             on_left=self._left,
         )
-        self.until: Final = self._turns.until
-        self.take_ready: Final = self._turns.take_ready
+        self.until: Final = self.turns.until
+        self.take_ready: Final = self.turns.take_ready
         self.nudge: Final = self._wire.wake
         """Have the thread that reads look again whether what it waits for is there."""
 
@@ -91,7 +92,7 @@ class Connection(Peer["Connection"]):
             raise NotConnected(f"no broker answers at {address} ({why(error)})", address=str(address)) from error
         session = Session(hello, clock)
         connection = cls(sock, address, session, owner)
-        connection._turns.take()
+        connection.turns.take()
         try:
             connection._write([session.greet()])
             while session.reply is None and not connection.is_closed:
@@ -101,7 +102,7 @@ class Connection(Peer["Connection"]):
                 else:
                     connection._receive(left)
         finally:
-            connection._turns.leave()
+            connection.turns.leave()
         if session.closed_by is not None:
             reason = session.closed_by
             if isinstance(reason, NotConnected):
@@ -135,7 +136,7 @@ class Connection(Peer["Connection"]):
                 command, header, body, on_answer=on_answer, flags=flags, attended=attended
             )
             if attended:
-                self._turns.attend()
+                self.turns.attend()
         self._write(output, is_waited_for=not attended)
         return pending
 
@@ -153,7 +154,7 @@ class Connection(Peer["Connection"]):
             first = [buffer for said in told for buffer in self._session.one_way(*said)]
             pending, output = self._session.request(command, header, (), on_answer=on_answer, attended=attended)
             if attended:
-                self._turns.attend()
+                self.turns.attend()
         self._write([*first, *output], is_waited_for=not attended)
         return pending
 
@@ -211,17 +212,17 @@ class Connection(Peer["Connection"]):
 
         0 if another thread reads, or if a request has to be submitted.
         """
-        if not self._turns.take():
+        if not self.turns.take():
             return 0
         with self._state:
             correlation = self._session.claim()
         if not correlation:
-            self._turns.leave()
+            self.turns.leave()
         return correlation
 
     def leave(self) -> None:
         """Let another thread read."""
-        self._turns.leave()
+        self.turns.leave()
 
     def converse(self, frame: Buffer, *more: Buffer) -> bytes | None:
         """Send a whole frame, and read once: what came; None if nothing came for `LONE_SECONDS`, or it is closed.
@@ -269,7 +270,7 @@ class Connection(Peer["Connection"]):
         with self._state:
             pending = self._session.expect(correlation, on_answer, attended=attended)
             if attended:
-                self._turns.attend()
+                self.turns.attend()
         self._write((frame,), is_waited_for=not attended)
         return pending
 
@@ -290,14 +291,14 @@ class Connection(Peer["Connection"]):
         with self._state:
             if not pending.attended and self._session.is_waiting(pending):
                 pending.attended = True
-                self._turns.attend()
+                self.turns.attend()
 
     def forget(self, pending: Pending) -> bool:
         """Give up on an answer; False if it came, or is about to be handed over."""
         with self._state:
             forgotten = self._session.forget(pending)
             if forgotten and pending.attended:
-                self._turns.attention -= 1
+                self.turns.attention -= 1
         return forgotten
 
     def _give_up(self, pending: Pending, on_late: OnAnswer | None) -> bool:
@@ -312,17 +313,29 @@ class Connection(Peer["Connection"]):
     def hold(self) -> None:
         """Have pushes read from now on, even if nobody waits for an answer. Ended by as many calls of `let_go`."""
         with self._state:
-            self._turns.attend()
+            self.turns.attend()
 
     def let_go(self) -> None:
         with self._state:
-            self._turns.attention -= 1
+            self.turns.attention -= 1
 
     # --- bytes ------------------------------------------------------------------------------------------------------
 
     def _receive(self, seconds: float) -> None:
         """Wait so long for bytes, and do what they ask. Only for the thread that leads."""
         is_readable, is_writable = self._wire.poll(seconds)
+        if is_writable:
+            self._flush()
+        if is_readable and not self.is_closed:
+            self._read()
+
+    def register(self, poll: select.poll) -> tuple[int, int]:
+        """Have a poll look at it as well: the descriptors by which. Only for the thread that leads, as the next."""
+        return self._wire.register(poll)
+
+    def happened(self, descriptor: int, events: int) -> None:
+        """Do what that poll has found."""
+        is_readable, is_writable = self._wire.meaning(descriptor, events)
         if is_writable:
             self._flush()
         if is_readable and not self.is_closed:
@@ -350,7 +363,7 @@ class Connection(Peer["Connection"]):
         with self._state:
             answers, pushes, output = self._session.receive(size) if data is None else self._session.feed(data)
             for pending, _ in answers:
-                self._turns.attention -= pending.attended
+                self.turns.attention -= pending.attended
         if output:
             self._write(output)
         self._hand_out(answers, pushes)
@@ -363,7 +376,7 @@ class Connection(Peer["Connection"]):
         Parameters:
             is_waited_for: this thread will wait for the answer, and so read if nobody else does.
         """
-        wire, turns = self._wire, self._turns
+        wire, turns = self._wire, self.turns
         if not wire.write(buffers, sum(map(len, buffers))):
             self.close(NotConnected(f"the connection to {self.address} broke while sending"))
         elif wire.out_bytes and not turns.is_mine:
@@ -379,7 +392,7 @@ class Connection(Peer["Connection"]):
         if broken is not None:
             self.close(NotConnected(f"the connection to {self.address} broke ({why(broken)})"))
         elif self._wire.out_bytes <= OUT_BYTES_MAX:
-            self._turns.wake_followers()
+            self.turns.wake_followers()
 
     # --- time and the end -------------------------------------------------------------------------------------------
 
@@ -406,7 +419,7 @@ class Connection(Peer["Connection"]):
         self._wire.wake()
         for pending in waiting:
             call_with(pending.on_answer, reason)
-        self._turns.wake_all()
+        self.turns.wake_all()
         self._left()
         if self._is_open:
             self._owner.lost(self, reason)
@@ -418,7 +431,7 @@ class Connection(Peer["Connection"]):
 
     def _left(self) -> None:
         """Close the descriptors of a closed connection, once, when nobody reads."""
-        if self.is_closed and self._turns.end():
+        if self.is_closed and self.turns.end():
             self._wire.dispose()
 
 
@@ -512,10 +525,14 @@ class Turns:
                 if left <= 0 or self._is_over():
                     break
         finally:
-            self._leader = 0
-            self._lock.release()
-            self._on_left()
+            self.release()
         return has_ended
+
+    def release(self) -> None:
+        """Lead no more, and see to it that another one does."""
+        self._leader = 0
+        self._lock.release()
+        self._on_left()
 
     def take_ready(self) -> None:
         """Read what is here, without waiting for more; nothing if another thread reads."""
@@ -539,17 +556,14 @@ class Turns:
             is_patient: what is waited for is no answer: it may come some milliseconds later.
             is_lender: this thread will be back in a moment, to wait for more.
         """
-        me, has_led = threading.get_ident(), False
-        if is_patient and self._lender == me:
-            self._lender = 0
-        self._followers.append(waiter)
-        self._impatient += not is_patient
+        has_led = False
+        self.join(waiter, is_patient=is_patient)
         try:
             while not is_done():
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return
-                pause = self._patience(waiter) if is_patient else 0.0
+                pause = self.patience(waiter) if is_patient else 0.0
                 if pause:
                     waiter.wait(min(left, pause))
                     continue
@@ -561,16 +575,31 @@ class Turns:
                     if has_ended:
                         break
         finally:
-            self._followers.remove(waiter)
-            self._impatient -= not is_patient
-            if self._watcher is waiter:
-                self._watcher = None
-            if is_lender and has_led and not self._impatient and (self._followers or self.attention):
-                self._loans += 1
-                self._lender = me
-            self._pass_on()
+            self.part(waiter, is_patient=is_patient, is_lent=is_lender and has_led)
 
-    def _patience(self, waiter: Waiter) -> float:
+    def join(self, waiter: Waiter, *, is_patient: bool) -> None:
+        """A thread waits from now on, until `part`: it is woken when it is its turn to read."""
+        if is_patient and self._lender == threading.get_ident():
+            self._lender = 0
+        self._followers.append(waiter)
+        self._impatient += not is_patient
+
+    def part(self, waiter: Waiter, *, is_patient: bool, is_lent: bool) -> None:
+        """It does not wait any more.
+
+        Parameters:
+            is_lent: it has read, and will be back in a moment.
+        """
+        self._followers.remove(waiter)
+        self._impatient -= not is_patient
+        if self._watcher is waiter:
+            self._watcher = None
+        if is_lent and not self._impatient and (self._followers or self.attention):
+            self._loans += 1
+            self._lender = threading.get_ident()
+        self._pass_on()
+
+    def patience(self, waiter: Waiter) -> float:
         """How long a thread that is patient waits before it tries to lead."""
         if self._watcher is waiter:
             if self._watched != self._loans:
@@ -626,7 +655,7 @@ class Turns:
         mine = self._background
         while not self._is_over():
             is_needed = self._is_needed()
-            pause = self._patience(mine) if is_needed or self._watcher is mine else FOREVER
+            pause = self.patience(mine) if is_needed or self._watcher is mine else FOREVER
             if pause:
                 mine.wait(pause)
             elif is_needed and self._read_for_all():

@@ -20,14 +20,14 @@ from typing import Final
 
 from dmq.protocol import Buffer
 
-__all__ = ["JOIN_BYTES_MAX", "LONE_SECONDS", "OUT_BYTES_MAX", "Wire", "why"]
+__all__ = ["JOIN_BYTES_MAX", "LONE_SECONDS", "OUT_BYTES_MAX", "POLL_SECONDS_MAX", "Wire", "why"]
 
 OUT_BYTES_MAX: Final = 4 << 20
 """So much may be kept unsent; who adds beyond that waits."""
 _SEND_BYTES: Final = 1 << 20  # asked of the kernel: a batch of `send_many` then leaves in one call
 JOIN_BYTES_MAX: Final = 16 << 10  # below this one copy costs less than a list of pieces
 _PIECES: Final = 64  # in one call
-_POLL_SECONDS_MAX: Final = 3600.0
+POLL_SECONDS_MAX: Final = 3600.0
 LONE_SECONDS: Final = 1.0
 """How long `answer` waits. A message that is sent by itself must have its answer before it is sent again."""
 _LONE_BYTES: Final = 4096  # read at a time for a lone answer
@@ -138,13 +138,26 @@ class Wire:
             self._wants_room = not self._wants_room
             self._poll.modify(self.sock, select.POLLIN | (select.POLLOUT if self._wants_room else 0))
         is_readable = is_writable = False
-        for descriptor, events in self._poll.poll(min(seconds, _POLL_SECONDS_MAX) * 1000):
+        for descriptor, events in self._poll.poll(min(seconds, POLL_SECONDS_MAX) * 1000):
             if descriptor == self._wake_in:
                 self._take_wakes()
                 continue
             is_writable = bool(events & select.POLLOUT)
             is_readable = bool(events & ~select.POLLOUT)
         return is_readable, is_writable
+
+    def register(self, poll: select.poll) -> tuple[int, int]:
+        """Have a poll look at it as well, beside others: the descriptors by which. Only for the thread that reads."""
+        poll.register(self.sock, select.POLLIN | (select.POLLOUT if self._out else 0))
+        poll.register(self._wake_in, select.POLLIN)
+        return self.sock.fileno(), self._wake_in
+
+    def meaning(self, descriptor: int, events: int) -> tuple[bool, bool]:
+        """Whether what a poll has found is something to read, and room to write. Ends the calls of `wake`."""
+        if descriptor == self._wake_in:
+            self._take_wakes()
+            return False, False
+        return bool(events & ~select.POLLOUT), bool(events & select.POLLOUT)
 
     def wake(self) -> None:
         """Have the thread that polls look again."""

@@ -33,7 +33,7 @@ R = TypeVar("R")
 # A worker takes as many messages at a time as run in about this long: quick handlers share the cost of taking, and
 # behind a slow one nothing waits that another worker could do.
 TURN_SECONDS: Final = 0.001
-TURN_MAX: Final = 256
+TURN_MAX: Final = 512
 PACE_MAX: Final = 10_000
 ORDERED_TURN_MAX: Final = 1000
 

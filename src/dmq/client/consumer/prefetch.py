@@ -30,6 +30,7 @@ _ROUNDS: Final = 2  # one message that a handler works on, and one that waits fo
 _GROW_SECONDS: Final = 0.25  # a window that is finished sooner is too small
 LOOK_SECONDS: Final = 0.5
 """How often to look whether what waits is more than handlers get done; also how much work may wait, in seconds."""
+_CLAIM_SECONDS: Final = 0.05  # what others need is counted by half a second: much sooner it is the same
 
 
 class CreditWindow:
@@ -46,6 +47,7 @@ class CreditWindow:
 
     __slots__ = (
         "_begun",
+        "_claimed",
         "_finished",
         "_lately",
         "_lately_before",
@@ -63,6 +65,7 @@ class CreditWindow:
         self.is_shared = is_shared
         self.size = 1 if is_shared else ceiling
         self._since: float | None = None
+        self._claimed = float("-inf")  # when it last said that its ceiling is too low
         self._begun = self._looked = 0.0
         self._finished = self._seen = 0
         # What was finished in this half second, and in the one before.
@@ -90,7 +93,7 @@ class CreditWindow:
         self.size = min(self.ceiling, 2 * self.size)
 
     def finished(self, count: int, now: float) -> bool:
-        """Handlers are done with so many more messages; returns whether its ceiling is too low for them."""
+        """Handlers are done with so many more messages; returns now and then whether its ceiling is too low."""
         self._seen += count
         self._finished += count
         self._age(now)
@@ -100,9 +103,12 @@ class CreditWindow:
         is_quick = now - self._begun <= _GROW_SECONDS
         # At first all are small, and the one that is quickest would get what the others are about to need.
         is_low = is_quick and self.size >= self.ceiling and now - (self._since or 0.0) >= LOOK_SECONDS
+        is_low = is_low and now - self._claimed >= _CLAIM_SECONDS
         if is_quick:
             self.grow()
         self._begun, self._finished = now, 0
+        if is_low:
+            self._claimed = now
         return is_low
 
     def _age(self, now: float) -> None:

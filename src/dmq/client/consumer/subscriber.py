@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from dmq.client.connection.connection import Connection
+from dmq.client.connection.joint_turn import JointTurn
 from dmq.client.connection.pool import Pool
 from dmq.client.connection.router import Router
 from dmq.client.connection.threads import Waiter
@@ -42,6 +43,7 @@ class Subscriber:
         self._flushing = threading.RLock()  # a thread that sends may have to read, and hear of more to send
         self._must_flush = False
         self._waiters: dict[int, Waiter] = {}  # by thread
+        self._calls = 0  # of all who wait: the connections may be others
         self._attended: list[Connection] = []
         self.subscriptions: Final = Subscriptions(options, number, router, core, subscriber=self)
         core.on_reports = self._report
@@ -61,6 +63,9 @@ class Subscriber:
             is_for_message: it is a message to hand out, and not an answer.
             at: with the broker that is to send it; the only one if left out.
         """
+        if is_for_message and self.subscriptions.is_divided:
+            self._wait_at_all(is_done, seconds)
+            return
         me, waiter = threading.get_ident(), Waiter()
         self._waiters[me] = waiter
         try:
@@ -81,8 +86,26 @@ class Subscriber:
         finally:
             del self._waiters[me]
 
+    def _wait_at_all(self, is_done: Callable[[], object], seconds: float) -> None:
+        """Wait for a message from any of several brokers, reading all of them."""
+        calls = self._calls
+        links = [link for one in self.subscriptions if (link := one.pool.current()) is not None]
+        turn = JointTurn(links)
+        me = threading.get_ident()
+        self._waiters[me] = turn.waiter
+        try:
+            turn.until(
+                lambda: is_done() or self._calls != calls,
+                time.monotonic() + seconds,
+                is_lender=self._core.is_quick,
+            )
+        finally:
+            del self._waiters[me]
+
     def wake(self, count: int = ALL, *, nudge: bool = False) -> None:
         """Have so many waiting threads look again. The one that reads is this one, and looks by itself."""
+        if count >= ALL:
+            self._calls += 1
         me = threading.get_ident()
         if me in self._waiters:
             count -= 1

@@ -714,15 +714,15 @@ class Subscriptions(Generic[P]):
     def received(self, one: Subscription[P]) -> None:
         """One of several brokers has sent something: keep no more than the prefetch, and let no handler wait if that
         broker may have more."""
-        in_hand = self.core.in_hand()
         if len(self._all) > self.options.prefetch:
+            in_hand = self.core.in_hand()
             self._bound(in_hand)
             if in_hand > self.options.prefetch:
                 if self.options.ordered:
                     self.core.release_waiting(one.book)
                 else:
                     self.core.release_last(in_hand - self.options.prefetch)
-        elif in_hand < self.core.handlers:
+        elif self.core.prefetched[0] < self.core.handlers and self.core.in_hand() < self.core.handlers:
             one.starve()
 
     def _bound(self, in_hand: int) -> None:

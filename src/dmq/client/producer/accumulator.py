@@ -155,6 +155,7 @@ class SendBatch(Outcome, NumberedBatch):
 
     def divided(self, lanes: Sequence[Lane]) -> list[SendBatch]:
         """Its messages in batches of other lanes, one lane for each message. Nothing of it was stored."""
+        self.turns += 1  # what was about to be done to it later would send it beside its parts
         batches: dict[int, SendBatch] = {}
         parts: list[tuple[SendBatch, int]] = []
         for at, (message, lane) in enumerate(zip(self.messages, lanes, strict=True)):

@@ -130,6 +130,14 @@ def test_a_window_below_an_even_share_gets_that_of_those_above_it_whatever_they_
     assert loans(windows, [19, 10, 1], 1, even=10) == []
 
 
+def test_a_window_says_twenty_times_a_second_that_its_ceiling_is_too_low() -> None:
+    window = CreditWindow(4)
+    window.begin(2, 0.0)
+    told = [at for at in range(1000) if window.finished(4, at / 1000)]
+    assert told[0] == LOOK_SECONDS * 1000, "at first all are small"
+    assert len(told) == 10
+
+
 @pytest.mark.parametrize("options", [{}, {"broadcast": True}, {"ordered": True}], ids=str)
 def test_a_shard_that_has_all_messages_gets_all_credit_but_one_of_each_other(options: dict[str, Any]) -> None:
     made = Shards(prefetch=30, **options)

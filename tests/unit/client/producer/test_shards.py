@@ -287,6 +287,29 @@ def test_a_stale_route_has_messages_divided_anew_in_order() -> None:
     assert_in_order(rig, names, first)
 
 
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_a_refused_batch_that_was_divided_anew_is_not_sent_as_it_was(is_settled: bool) -> None:
+    rig = Rig(shard(1), shard(2), shard(3), topic("orders", 1, 2))
+    names = [name_at(place_of(0, 1), PLACES[:4], after) for after in range(20)]
+    futures = [rig.send(name.encode(), business_id=name, ordered=True) for name in names]
+    rig.requests[0].store()
+    refused = rig.requests[-1]
+    assert refused.header.count == 19
+    refused.refuse(StaleRoute("other slots", slots_version=2))
+    rig.learn(topic("orders", 1, 2, 3, version=2))
+    parts = rig.requests[2:]
+    assert len({rig.shard_of(part) for part in parts}) > 1
+    if is_settled:
+        for part in parts:
+            part.store()
+    rig.router.advance(ROUTE_SECONDS * 3)
+    assert rig.requests[2:] == parts, "it would be stored twice"
+    if not is_settled:
+        for part in parts:
+            part.store()
+    assert all(future.done() and future.result(0).shard for future in futures)
+
+
 def test_what_is_under_way_by_old_slots_ends_there_before_others_go_by_new_ones() -> None:
     rig = Rig(shard(1), shard(2), shard(3), topic("orders", 1, 2))
     name = next(
