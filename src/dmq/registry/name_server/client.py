@@ -358,8 +358,8 @@ class NameServerClient:
         if self.registry_id and reply.registry and reply.registry != self.registry_id:
             raise RegistryDown(
                 f"it serves the registry {reply.registry}, and this process has begun with {self.registry_id}: correct "
-                "its --database, or take it out of the URL; if the database was lost, start the brokers again, then dmq "
-                "cluster import --from-members"
+                "its --database, or take it out of the URL; if the database was lost, start the brokers again, then "
+                "dmq cluster import --from-members"
             )
         self.registry_id = self.registry_id or reply.registry
         self.session_seconds = reply.session_ms / 1000
