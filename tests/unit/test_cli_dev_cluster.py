@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dmq.cli import main
-from dmq.cli.process.child_process import ChildProcess
+from dmq.cli.process.child_process import ChildProcess, pause_after
 from dmq.cli.process.dev_cluster import DevClusterOptions, DevPorts, check_lone
 from dmq.errors import DMQError, InvalidSettings
 from tests.patience import eventually
@@ -83,6 +83,44 @@ def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     with pytest.raises(DMQError, match="a did not start: the port is taken"):
         child.wait_ready()
     child.stop(0.0)
+
+
+def test_a_child_that_cannot_go_on_ends_none_of_the_others(tmp_path: Path) -> None:
+    child = Script(tmp_path, "import sys; print('dmq: STORE cannot be used', file=sys.stderr); sys.exit(2)")
+    child.pause_after = lambda ends: 0.0
+    child.start()
+    told: list[str] = []
+
+    def look() -> bool:
+        told.extend(filter(None, [child.look()]))
+        return sum("has ended" in line for line in told) == 7
+
+    eventually(look)
+    first, last = told[0], told[-1]
+    assert first.endswith("has ended with exit code 2: it is started again")
+    assert "as soon as it was started, 7 times in a row: STORE cannot be used (more in" in last
+    child.stop(0.0)
+
+
+def test_a_child_that_is_killed_again_and_again_comes_back_as_quickly(script: Script) -> None:
+    asked: list[int] = []
+
+    def at_once(ends: int) -> float:
+        asked.append(ends)
+        return 0.0
+
+    script.pause_after = at_once
+    script.start()
+    for _ in range(7):
+        script.wait_ready()
+        os.kill(script.pid, signal.SIGKILL)
+        eventually(lambda: "signal 9" in script.look())
+        eventually(lambda: "runs again" in script.look())
+    assert asked == [0] * 7
+
+
+def test_the_pauses_of_a_child_that_cannot_go_on_grow_and_are_bounded() -> None:
+    assert [pause_after(ends) for ends in (0, 1, 5, 6, 7, 8, 100)] == [1.0, 1.0, 1.0, 2.0, 4.0, 8.0, 30.0]
 
 
 def test_a_child_ends_with_its_parent_however_that_ends(tmp_path: Path, root: Path) -> None:

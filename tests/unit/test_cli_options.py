@@ -94,6 +94,14 @@ def test_a_table_in_a_pipe_keeps_every_row_on_one_line_however_long(capsys: pyte
     assert second.split() == ["[bold]", "-"]
 
 
+def test_rows_of_a_table_may_have_more_to_say_than_others(capsys: pytest.CaptureFixture[str]) -> None:
+    # As of topics in a cluster: those of the broker's own are on no list of shards.
+    show_rows([{"topic": "%DLQ%"}, {"topic": "orders", "shards": "s1, s2"}], Format.TABLE, empty="")
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["topic", "shards"]
+    assert [row.split(maxsplit=1) for row in rows] == [["%DLQ%", "-"], ["orders", "s1, s2"]]
+
+
 def test_a_listing_as_json_is_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     show_rows([{"topic": "a", "messages": 1}], Format.JSON, empty="none")
     assert json.loads(capsys.readouterr().out) == [{"topic": "a", "messages": 1}]

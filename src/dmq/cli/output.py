@@ -45,7 +45,8 @@ def show_rows(
     if form == Format.JSON:
         typer.echo(json.dumps([*rows, *([missing_facts(missing)] if missing else ())], indent=2))
     elif rows:
-        show_table([*rows[0]], [[*row.values()] for row in rows], title=title)
+        heads = [*dict.fromkeys(head for row in rows for head in row)]  # some rows may say more than others
+        show_table(heads, [[row.get(head) for head in heads] for row in rows], title=title)
     else:
         typer.echo(empty)
 

@@ -136,6 +136,7 @@ def test_name_servers_of_two_databases_are_no_pair(tmp_path: Path) -> None:
             client = await NameServerClient.open([one.address, other.address], "b1", timeout=PATIENCE_S)
             (trouble,) = await client.troubles()
             assert "correct its --database" in trouble.what
+            assert "dmq cluster import --from-members" in trouble.what, "the database may be lost"
             mine, stranger = (one, other) if client.address == one.address else (other, one)
             root = await new_root(client)
             mine.kill()

@@ -88,7 +88,7 @@ class BrokerGroup:
             on_ready: called when all listen.
 
         Raises:
-            DMQError: one cannot be started, or dies again and again.
+            DMQError: one cannot be started.
         """
         stop = stop_event()
         manager = ServiceManager()

@@ -1,6 +1,7 @@
 """A process of DMQ that another one starts, and starts again when it dies.
 
-What always holds: it listens on the port that it had before. On Linux it ends with the process that started it, however
+What always holds: it listens on the port that it had before. One that cannot go on (its disk is damaged, say) ends none
+of the others: it is tried again, after longer and longer. On Linux it ends with the process that started it, however
 that ends.
 """
 
@@ -23,18 +24,25 @@ import typer
 
 from dmq.errors import DMQError
 
-__all__ = ["ChildProcess", "stop_children", "stop_event", "watch_children"]
+__all__ = ["ChildProcess", "pause_after", "stop_children", "stop_event", "watch_children"]
 
 _READY_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 15.0
-# A process that dies so soon after its start, so often in a row, will not do better.
+# A process that ends by itself so soon after its start, so often in a row, will not do better at once.
 _SOON_SECONDS: Final = 10.0
 _DEATHS_MAX: Final = 5
 _AGAIN_SECONDS: Final = 1.0
+_AGAIN_MAX_SECONDS: Final = 30.0
 _LINE: Final = re.compile(r"dmq://(\S+):(\d+)")
 _PR_SET_PDEATHSIG: Final = 1
 _SERVICE_NAMES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def pause_after(ends: int) -> float:
+    """Seconds until a process is started again that ended by itself, so often in a row as soon as it was started."""
+    doubled = min(max(0, ends - _DEATHS_MAX), 10)
+    return min(_AGAIN_SECONDS * (1 << doubled), _AGAIN_MAX_SECONDS)
 
 
 class ChildProcess:
@@ -49,13 +57,14 @@ class ChildProcess:
     def __init__(self, name: str, command: Callable[[int], Sequence[str]], log: Path | None, port: int) -> None:
         self.name = name
         self.program = [sys.executable, "-m", "dmq.cli"]
+        self.pause_after = pause_after
         self._command = command
         self._log = log
         self.port = port
         self.address = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._began = 0.0
-        self._deaths = 0  # soon after the start, in a row
+        self._ends = 0  # by itself, soon after the start, in a row
         self._again_at: float | None = None
 
     @property
@@ -116,11 +125,7 @@ class ChildProcess:
         return f"{lines[-1].removeprefix('dmq: ')} (more in {self._log})" if lines else f"see {self._log}"
 
     def look(self) -> str:
-        """Start it again if it has died; what to tell of that.
-
-        Raises:
-            DMQError: it dies as soon as it is started.
-        """
+        """Start it again if it has died; what to tell of that."""
         process, now = self._process, time.monotonic()
         assert process is not None
         if self._again_at is not None:
@@ -133,12 +138,17 @@ class ChildProcess:
         if code is None:
             return ""
         process.communicate()
-        self._deaths = self._deaths + 1 if now - self._began < _SOON_SECONDS else 1
-        if self._deaths > _DEATHS_MAX:
-            raise DMQError(f"{self.name} dies as soon as it is started: {self.last_words()}")
-        self._again_at = now + _AGAIN_SECONDS
+        # A kill says nothing of what the process can do.
+        self._ends = self._ends + 1 if code >= 0 and now - self._began < _SOON_SECONDS else 0
+        pause = self.pause_after(self._ends)
+        self._again_at = now + pause
         how = f"was ended by signal {-code}" if code < 0 else f"has ended with exit code {code}"
-        return f"{self.name} (pid {process.pid}) {how}: it is started again"
+        if self._ends <= _DEATHS_MAX:
+            return f"{self.name} (pid {process.pid}) {how}: it is started again"
+        return (
+            f"{self.name} (pid {process.pid}) {how} as soon as it was started, {self._ends} times in a row: "
+            f"{self.last_words()}; it is started again in {pause:g} s"
+        )
 
     def ask_to_stop(self) -> None:
         """Have it finish, and end."""
@@ -166,11 +176,7 @@ def stop_event() -> threading.Event:
 
 
 def watch_children(children: Sequence[ChildProcess]) -> None:
-    """Start those again that have died, and say so.
-
-    Raises:
-        DMQError: one dies as soon as it is started.
-    """
+    """Start those again that have died, and say so."""
     for child in children:
         if told := child.look():
             typer.echo(told, err=True)

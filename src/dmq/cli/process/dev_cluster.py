@@ -172,7 +172,7 @@ class DevCluster:
             on_ready: called when every shard has a leader and all its members follow it, with a row for each member.
 
         Raises:
-            DMQError: it cannot be started, or a process dies again and again.
+            DMQError: it cannot be started.
         """
         stop = stop_event()
         self._options.folder.mkdir(parents=True, exist_ok=True)

@@ -254,9 +254,10 @@ class AioPool:
 
     def _start_connecting(self) -> None:
         if self._standing.begin_connecting():
+            search = self._standing.searches
             self._spawn(self._keep_connecting())
             if self.timeout is not None:
-                self.call_later(self.timeout, self._check_reached)
+                self.call_later(self.timeout, lambda: self._check_reached(search))
 
     async def _keep_connecting(self) -> None:
         while self.closed_by is None:
@@ -272,8 +273,9 @@ class AioPool:
             self._use(connection)
             return
 
-    def _check_reached(self) -> None:
-        if self.current() is None:
+    def _check_reached(self, search: int) -> None:
+        """The client's time for a search is over. A later one has a time of its own."""
+        if self._standing.is_searching(search) and self.closed_by is None:
             self._each("unreachable", self._standing.unreached(self.timeout or 0.0))
 
     def pushed(self, connection: AioConnection, push: Push) -> None:

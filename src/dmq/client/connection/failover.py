@@ -343,6 +343,8 @@ class Standing(Generic[C]):
         self._errors: dict[Address, DMQError] = {}  # what attempts failed with, since a connection was in use
         self._is_interrupted = False
         self._is_connecting = False
+        self.searches = 0
+        """How many times somebody began to look for a connection."""
         self._left: tuple[Address, str] | None = None  # the broker that was in use before, and why it no longer is
         self.closed_by: DMQError | None = None
 
@@ -369,7 +371,12 @@ class Standing(Generic[C]):
         if self._is_connecting or self.closed_by is not None:
             return False
         self._is_connecting = True
+        self.searches += 1
         return True
+
+    def is_searching(self, search: int) -> bool:
+        """Whether this search still goes on: it is the last that began, and has found nothing."""
+        return self._is_connecting and self.searches == search and self.current() is None
 
     def next_attempt(self) -> Attempt:
         return self.failover.next_attempt()

@@ -403,9 +403,10 @@ class Pool:
         with self._changed:
             if not self._standing.begin_connecting():
                 return
+            search = self._standing.searches
         threading.Thread(target=self._keep_connecting, name="dmq-reconnect", daemon=True).start()
         if self.timeout is not None:
-            self.call_later(self.timeout, self._check_reached)
+            self.call_later(self.timeout, lambda: self._check_reached(search))
 
     def _keep_connecting(self) -> None:
         while True:
@@ -424,8 +425,9 @@ class Pool:
             self._use(connection)
             return
 
-    def _check_reached(self) -> None:
-        if self.current() is None and self.closed_by is None:
+    def _check_reached(self, search: int) -> None:
+        """The client's time for a search is over. A later one has a time of its own."""
+        if self._standing.is_searching(search) and self.closed_by is None:
             self._each("unreachable", self._standing.unreached(self.timeout or 0.0))
 
     def pushed(self, connection: Connection, push: Push) -> None:

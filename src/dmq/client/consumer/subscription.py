@@ -16,6 +16,7 @@ that rare.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -165,7 +166,7 @@ class Subscription(Generic[P]):
                 Command.SUBSCRIBE, header, on_answer=lambda answer: self._subscribed(link, answer), attended=True
             )
         except DMQError:
-            return  # the connection is gone; the next one is subscribed on
+            return  # the next connection is subscribed on
         self._subscribed_at = link
         self.follow()
         self._tell_queues()
@@ -195,7 +196,8 @@ class Subscription(Generic[P]):
             self._all.end(error)
 
     def _again(self, link: NamedLink) -> None:
-        if not self._all.is_closing and self.pool.current() is link and self in self._all:
+        is_over = self._all.is_closing or self._core.ended is not None
+        if not is_over and self.pool.current() is link and self in self._all:
             self._link = None
             self.subscribe(link)
 
@@ -211,16 +213,14 @@ class Subscription(Generic[P]):
             return  # the subscription has it right, or is followed by what changed meanwhile
         with self._core.lock:
             credit, size = self.window.size, self._credit_bytes
-            if self._is_held or self._core.is_paused or self._all.is_full:
+            if self._is_held or self._core.is_paused or self._all.is_full or self._core.ended is not None:
                 credit = 0
             change, self._told = credit - self._told, credit
             change_bytes, self._told_bytes = size - self._told_bytes, size
         if change or change_bytes:
             self._all.note_credit()
-            try:
+            with contextlib.suppress(DMQError):  # as above
                 link.tell(Command.CREDIT, Credit(self._all.number, change, change_bytes))
-            except DMQError:
-                pass  # as above
 
     @property
     def _credit_bytes(self) -> int:
@@ -337,15 +337,13 @@ class Subscription(Generic[P]):
         link = self.pool.current()
         farewell = None if link is None else self.farewell(link)
         if link is not None and farewell is not None:
-            try:
+            with contextlib.suppress(DMQError):  # it notices by itself
                 link.submit(Command.UNSUBSCRIBE, farewell, on_answer=lambda answer: None, attended=False)
-            except DMQError:
-                pass  # it notices by itself
 
     # --- in: told by the pool ---------------------------------------------------------------------------------------
 
     def connected(self, link: NamedLink) -> None:
-        if self._all.is_started and not self._all.is_closing:
+        if self._all.is_started and not self._all.is_closing and self._core.ended is None:
             self.subscribe(link)
         elif not self._options.ordered:  # an ordered group must be joined first, or its acks say nothing
             self._all.subscriber.flush()
@@ -384,6 +382,8 @@ class Subscription(Generic[P]):
             self._all.received(self)
         if self._options.strategy:
             self._give_back_stray(leases)
+        if self._core.ended is not None:
+            self._core.release_waiting(self.book)  # nobody asks any more
         self._all.subscriber.wake(self._core.hands_for(count))
 
     def _confirm(self, link: NamedLink, leases: Sequence[Lease], body: bytes) -> None:
@@ -395,10 +395,8 @@ class Subscription(Generic[P]):
             if lost is not None and not self._all.is_closing:
                 self._take(leases, body, since, lost)
 
-        try:
+        with contextlib.suppress(DMQError):  # the connection is gone, and the broker hands them out again
             self._extend(link, leases, on_answer)
-        except DMQError:
-            pass  # the connection is gone, and the broker hands them out again
 
     def unreachable(self, error: DMQError) -> None:
         pass  # it goes on trying, and so do we
@@ -517,7 +515,7 @@ class Subscriptions(Generic[P]):
 
     def refresh(self) -> None:
         """Look which brokers have queues of the topic now. One that has none any more is kept for its leases."""
-        if not self.is_routed:
+        if not self.is_routed or self.core.ended is not None:
             return
         pools = self._router.pools_of(self.options.topic)
         with self._sharing:
@@ -791,6 +789,8 @@ class Subscriptions(Generic[P]):
     def end(self, error: DMQError) -> None:
         """There will be no messages any more."""
         self.core.ended = self.core.ended or error
+        for one in self._all:
+            one.follow()
         self.subscriber.wake(nudge=True)
 
     def unwatch(self) -> None:

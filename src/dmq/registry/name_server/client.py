@@ -357,8 +357,9 @@ class NameServerClient:
         reply: headers.RegistrySessionReply = await link.request(Command.REGISTRY_SESSION, asked)
         if self.registry_id and reply.registry and reply.registry != self.registry_id:
             raise RegistryDown(
-                f"it serves the registry {reply.registry}, and the others {self.registry_id}: correct its --database, "
-                "or take it out of the URL"
+                f"it serves the registry {reply.registry}, and this process has begun with {self.registry_id}: correct "
+                "its --database, or take it out of the URL; if the database was lost, start the brokers again, then "
+                "dmq cluster import --from-members"
             )
         self.registry_id = self.registry_id or reply.registry
         self.session_seconds = reply.session_ms / 1000

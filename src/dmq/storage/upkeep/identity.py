@@ -104,7 +104,7 @@ def parse_identity(raw: bytes) -> Identity:
         )
         check = said.get("check", _check_of(identity))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"it cannot be read: {error}") from error
+        raise ValueError("it cannot be read") from error
     # A flipped bit must neither make it another store, nor another version's, nor another member's.
     if check != _check_of(identity):
         raise ValueError("it fails its checksum")

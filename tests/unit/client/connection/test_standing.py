@@ -59,6 +59,23 @@ def test_one_thread_at_a_time_looks_for_a_connection() -> None:
     assert here.begin_connecting()
 
 
+def test_a_search_that_has_found_a_connection_is_over_also_when_another_one_goes_on() -> None:
+    here = standing()
+    first = Fake(A)
+    here.use(first)
+    here.lost(first, GONE)
+    assert here.begin_connecting()
+    before = here.searches
+    assert here.is_searching(before)
+    second = Fake(B)
+    here.use(second)
+    assert not here.is_searching(before)
+    here.lost(second, GONE)
+    assert here.begin_connecting()
+    assert not here.is_searching(before), "the time of the first search says nothing of the second"
+    assert here.is_searching(here.searches)
+
+
 def test_a_connection_that_cannot_be_used_is_not_in_use() -> None:
     here = standing()
     first = Fake(A)

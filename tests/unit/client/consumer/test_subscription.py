@@ -6,8 +6,19 @@ from typing import Any, Unpack
 
 from dmq.client.connection.session import Push as Pushed
 from dmq.client.consumer.options import ConsumerOptions, SubscribeOptions
+from dmq.errors import UnknownTopic
 from dmq.protocol import Command, Status
-from dmq.protocol.consume import Credit, LeaseRef, Push, Refusal, Settle, SettleReply, Subscribe, SubscribeReply
+from dmq.protocol.consume import (
+    Credit,
+    LeaseRef,
+    Push,
+    Refusal,
+    Settle,
+    SettleReply,
+    Subscribe,
+    SubscribeReply,
+    SubscriptionEnded,
+)
 from tests.unit.client.deliveries import bodies, book, frame, said, taken
 from tests.unit.client.links import FakeConsumer, FakeLink, Request
 
@@ -187,6 +198,43 @@ def test_a_broker_that_gets_queues_later_is_subscribed_at_and_gets_its_share() -
     assert (made.credits(0), made.subscribed(1)[0].prefetch_messages) == ([-1], 1)
     made.push(1, 1, "b")
     assert taken(made.core) == [b"b"]
+
+
+def ended(made: TwoBrokers) -> None:
+    """The topic is deleted: one broker says so after the other."""
+    for one, link in zip(made.subscriptions, made.links, strict=True):
+        header = SubscriptionEnded(1, Status.UNKNOWN_TOPIC, "topic 'orders' was deleted")
+        one.pushed(link, Pushed(Command.SUBSCRIPTION_ENDED, header, b"", made.clock.boottime()))
+
+
+def test_a_consumer_that_has_ended_subscribes_nowhere_again() -> None:
+    made = TwoBrokers()
+    ended(made)
+    assert made.core.ended is not None
+    made.router.advance(60)  # the topic was made anew: the broker that was to be asked again would take it
+    for one in made.subscriptions:
+        one.connected(FakeLink("new"))
+    assert (len(made.subscribed(0)), len(made.subscribed(1))) == (1, 1)
+
+
+def test_a_consumer_that_has_ended_takes_no_place_that_a_topic_gets_later() -> None:
+    made = TwoBrokers(named=1)
+    made.subscriptions.end(UnknownTopic("topic 'orders' was deleted"))
+    made.router.table.named = 2
+    made.router.advance(60)
+    made.subscriptions.refresh()
+    assert made.subscribed(1) == []
+
+
+def test_a_consumer_that_has_ended_gives_back_what_comes_after_that() -> None:
+    made = TwoBrokers(prefetch=10)
+    made.push(0, 1, "a")
+    made.subscriptions.end(UnknownTopic("topic 'orders' was deleted"))
+    assert made.credits(1) == [-5], "no broker is to send anything"
+    assert taken(made.core) == [b"a"], "what came before is handled"
+    made.push(1, 2, "b")
+    assert taken(made.core) == []
+    assert made.told(1) or made.asked(1), "its lease goes back"
 
 
 def test_it_subscribes_once_over_a_link() -> None:
