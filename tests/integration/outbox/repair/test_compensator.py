@@ -206,7 +206,7 @@ def test_an_instance_that_died_without_a_word_is_passed_over(rig: Rig) -> None:
     with nobody_there() as address:
         for number in range(3):
             rig.client.registry.put("dmq.confirm", f"stock/dead{number}", address, ttl=1000)
-        compensator = rig.compensator(timeout=2.0)
+        compensator = rig.compensator(timeout=60.0)  # who is not there is refused at once
         rig.clock.advance(601)
         assert rounds(compensator, asked=1) == Compensation(asked=1, updated=1)
     assert rig.states(ids) == ["DONE"]
