@@ -33,6 +33,7 @@ def open_records(
     expand: Callable[[int], bytes] | None,
     is_checked: bool,
 ) -> tuple[list[bytes], list[str | None]] | None: ...
+def have_bodies(buffer: bytes, starts: list[int], expand: Callable[[int], bytes] | None) -> bool: ...
 def stamp_run(
     buffer: bytearray | memoryview,
     at: int,

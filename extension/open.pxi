@@ -9,6 +9,28 @@ cdef class _Opening:
     cdef int64_t block_at
     cdef bint is_checked
 
+    cdef const uint8_t *in_block(self, const uint8_t *pointer, int64_t start) except? NULL:
+        """The body that the pointer of a record means; NULL if it is not there."""
+        if self.expand is None:
+            return NULL
+        if start + dmq_get32(pointer) != self.block_at:
+            self.block = self.expand(start + <int64_t>dmq_get32(pointer))
+            self.block_at = start + dmq_get32(pointer)
+        if self.block is None or dmq_get32(pointer + 4) + <int64_t>dmq_get32(pointer + 8) > PyBytes_GET_SIZE(self.block):
+            return NULL
+        return <const uint8_t *>PyBytes_AS_STRING(self.block) + dmq_get32(pointer + 4)
+
+    cdef bint has_body(self, const uint8_t *data, int64_t start, int64_t end) except -1:
+        """Whether a record has a body in itself or in a block, as it was sent."""
+        cdef const uint8_t *at = data + start
+        cdef int64_t body_size
+        if end - start < RECORD_BYTES_MIN:
+            return False
+        body_size = dmq_get32(at + BODY_SIZE_AT)
+        if at[FLAGS_AT] & COMPRESSED or body_size > end - start - BODY_AT:
+            return False
+        return not at[FLAGS_AT] & BLOCK or (body_size == POINTER_BYTES and self.in_block(at + BODY_AT, start) != NULL)
+
     cdef bint add(self, const uint8_t *data, int64_t start, int64_t end) except -1:
         """Take body and key of a record out; False if it is not certainly right."""
         cdef const uint8_t *at = data + start
@@ -44,15 +66,12 @@ cdef class _Opening:
             left -= ENTRY_BYTES + dmq_get16(place + 1)
             place += ENTRY_BYTES + dmq_get16(place + 1)
         if flags & BLOCK:
-            if self.expand is None or body_size != POINTER_BYTES:
+            if body_size != POINTER_BYTES:
                 return False
-            if start + dmq_get32(body) != self.block_at:
-                self.block = self.expand(start + <int64_t>dmq_get32(body))
-                self.block_at = start + dmq_get32(body)
             body_size = dmq_get32(body + 8)
-            if self.block is None or dmq_get32(body + 4) + body_size > PyBytes_GET_SIZE(self.block):
+            body = self.in_block(body, start)
+            if body == NULL:
                 return False
-            body = <const uint8_t *>PyBytes_AS_STRING(self.block) + dmq_get32(body + 4)
         if self.is_checked and dmq_crc32c(body, body_size, 0) != dmq_get32(at + CRC_AT + 4):
             return False
         if key == NULL:
@@ -83,3 +102,24 @@ def open_records(bytes buffer not None, list starts not None, Py_ssize_t first, 
     except Exception:  # a block that cannot be expanded, a key that is no text: the plain code says so
         return None
     return opening.bodies, opening.keys
+
+
+def have_bodies(bytes buffer not None, list starts not None, expand):
+    """Whether each record has its body in itself, as it was sent, or in a block that can be expanded."""
+    cdef const uint8_t *data = <const uint8_t *>PyBytes_AS_STRING(buffer)
+    cdef int64_t size = PyBytes_GET_SIZE(buffer), at, end
+    cdef Py_ssize_t index
+    cdef _Opening opening = _Opening()
+    opening.expand, opening.block_at = expand, -1
+    if not PyList_GET_SIZE(starts):
+        return False
+    try:
+        at = starts[0]
+        for index in range(1, PyList_GET_SIZE(starts)):
+            end = starts[index]
+            if at < 0 or end < at or end > size or not opening.has_body(data, at, end):
+                return False
+            at = end
+    except Exception:  # a block that cannot be expanded
+        return False
+    return True

@@ -31,6 +31,7 @@ __all__ = [
     "Spans",
     "decode_columns",
     "find_spans",
+    "have_bodies",
     "key_in_place",
     "open_records",
     "walk_parts",
@@ -48,6 +49,12 @@ It returns None for records that are not all read alike: one is none, has a body
 cannot be expanded, or fails its checksum. Parameters: the buffer; where each record begins in it, and where the last
 one ends; the first, and one past the last; `expand`, which gives the bytes of the block that begins at a place;
 `is_checked`, whether to look at the checksums of bodies.
+"""
+
+have_bodies: Final[Callable[..., bool] | None] = find("have_bodies")
+"""Whether each record has its body in itself, as it was sent, or in a block that can be expanded, which is done then;
+by a compiled loop, None where there is none. Parameters: the buffer; where each record begins in it, and where the
+last one ends; `expand`, as above.
 """
 
 _FIXED_DTYPE: Final = np.dtype(

@@ -13,7 +13,7 @@ from dmq.client.consumer.options import ConsumerOptions, SubscribeOptions
 from dmq.model import Message
 from dmq.protocol import Buffer, pack_records
 from dmq.protocol.consume import Lease, Outcome, Settle
-from dmq.records import Stamp, encode_batch, stamp_few
+from dmq.records import EncodeOptions, Stamp, encode_batch, stamp_few
 from dmq.testing import FakeClock
 
 
@@ -52,9 +52,10 @@ def frame(
     attempt: int = 1,
     ids: list[tuple[int, int, int]] | None = None,
     sought: int = 0,
+    encoding: EncodeOptions | None = None,
 ) -> tuple[list[Lease], Buffer]:
     """What a broker pushes: one lease and the body of its frame; offsets follow each other."""
-    batch = encode_batch("orders", "shop", messages, sent_at_ms=1)
+    batch = encode_batch("orders", "shop", messages, sent_at_ms=1, options=encoding or EncodeOptions())
     data = bytearray(batch.data)
     starts, at = [], 0
     for length in map(int, batch.lengths):

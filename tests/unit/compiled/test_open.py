@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from dmq.errors import RecordCorrupt
 from dmq.model import Message
 from dmq.records import Compressor, EncodeOptions, RecordView, encode_batch, layout
 from dmq.records.block import BodyBlocks
+from dmq.records.check import many_bodies
 from tests.sampling import sample_size
 from tests.unit.compiled.extension import grown_kb, speed
 from tests.unit.records.samples import SENT_AT_MS, batches
@@ -84,6 +86,40 @@ def test_compressed_bodies_are_left_to_the_views() -> None:
     data, starts = encoded([Message(b"much of the same " * 200, key="k")] * 20, Compressor("zstd"))
     assert data[layout.FLAGS_AT] & layout.COMPRESSED
     assert speed.open_records(data, starts, 0, 20, None, False) is None
+    assert not speed.have_bodies(data, starts, None)
+
+
+@pytest.mark.sampled
+@given(alike(), st.data())
+@settings(max_examples=sample_size(share=60, whole=3000), deadline=None)
+def test_records_have_bodies_if_the_plain_way_finds_them(messages: list[Message], draw: st.DataObject) -> None:
+    batch = block_batch(messages)
+    bounds = np.concatenate(([0], np.cumsum(batch.lengths, dtype=np.int64)))
+    data = bytearray(batch.data)
+    at = int(bounds[draw.draw(st.integers(0, len(messages) - 1))]) + layout.BODY_AT
+    if draw.draw(st.booleans()):  # a pointer or a size is damaged, or a body, which nothing notices
+        data[at + draw.draw(st.integers(-4, 11))] ^= 1 << draw.draw(st.integers(0, 7))
+    found = speed.have_bodies(bytes(data), bounds.tolist(), BodyBlocks(bytes(data)).expanded)
+    if found:
+        assert many_bodies(bytes(data), bounds[:-1], BodyBlocks(bytes(data))) is not None
+    elif data == batch.data:
+        assert any(RecordView(batch.data, int(start)).compressed for start in bounds[:-1])
+
+
+def test_records_whose_block_or_body_is_not_there_have_none() -> None:
+    batch = block_batch([Message(body, key="k") for body in json_bodies(200)])
+    data, starts = bytes(batch.data), [0, *accumulate(map(int, batch.lengths))]
+    assert speed.have_bodies(data, starts, BodyBlocks(data).expanded)
+    assert not speed.have_bodies(data, starts, None)
+    assert not speed.have_bodies(data, [], None)
+    broken = data[:-1] + bytes([data[-1] ^ 1])
+    assert not speed.have_bodies(broken, starts, BodyBlocks(broken).expanded)
+    last = starts[-2] + layout.BODY_AT
+    for at, size in ((last + 8, 1 << 20), (last + 4, 1 << 20), (last, 1), (last - 4, 11), (last - 4, 1 << 20)):
+        longer = data[:at] + size.to_bytes(4, "big") + data[at + 4 :]
+        assert not speed.have_bodies(longer, starts, BodyBlocks(longer).expanded)
+    for places in ([-1, 90], [0, len(data) + 1], [90, 0], [0, 0], [0, 20], [0, 1 << 62]):
+        assert not speed.have_bodies(data, places, BodyBlocks(data).expanded)
 
 
 @pytest.mark.sampled
@@ -124,3 +160,4 @@ def test_it_keeps_nothing() -> None:
     broken[starts[15] + layout.BODY_AT] ^= 1
     assert grown_kb(lambda: speed.open_records(data, starts, 0, 20, None, True), 20_000) < 1000
     assert grown_kb(lambda: speed.open_records(bytes(broken), starts, 0, 20, None, True), 20_000) < 1000
+    assert grown_kb(lambda: speed.have_bodies(data, starts, None), 20_000) < 1000

@@ -30,7 +30,7 @@ from dmq.protocol.consume import Lease, Outcome
 from dmq.records import RecordView
 from dmq.records.block import BodyBlocks
 from dmq.records.check import checked_bodies, many_bodies
-from dmq.records.columns import NO_SPAN, NOTHING, Spans, find_spans, key_in_place, open_records
+from dmq.records.columns import NO_SPAN, NOTHING, Spans, find_spans, have_bodies, key_in_place, open_records
 from dmq.records.layout import (
     BLOCK,
     BODY_AT,
@@ -126,6 +126,7 @@ class Delivery:
         "is_dirty",
         "is_packed",
         "is_pulled",
+        "is_unopened",
         "keys",
         "lease",
         "left",
@@ -161,6 +162,7 @@ class Delivery:
         self.corrupt: Mapping[int, str] = _NOTHING  # those that cannot be read, by index, and why: not for a user
         self.is_packed = True  # a body may be compressed, until the flags of the records were looked at
         self.blocks: BodyBlocks | None = None  # if bodies stand in some
+        self.is_unopened = False  # bodies stand in blocks, all can be taken out, and are when somebody wants one
         self.bodies: list[Any] | None = None  # if they are at hand as they were sent
         self.keys: list[str | None] | None = None  # the same
         self._decoded: dict[int, Any] = {}
@@ -203,6 +205,9 @@ class Delivery:
         if type_ is not None:
             decoded = self._decoded.pop(index, _MISSING)
             return decode_body(type_, self.raw_body(index)) if decoded is _MISSING else decoded
+        if self.is_unopened and self._open_now():
+            assert self.bodies is not None
+            return self.bodies[index]
         self._look_at_many()
         return self.raw_body(index)
 
@@ -221,10 +226,14 @@ class Delivery:
         return True
 
     def open_blocks(self) -> bool:
-        """Take all bodies out of their blocks, whose checksums stand for theirs; False if a block cannot be read."""
+        """See that all bodies can be taken out of their blocks, whose checksums stand for theirs; False if a block
+        cannot be read. It is expanded then; bodies are taken out when they are wanted, which a program that pulls does
+        while the broker gathers the next batch."""
         is_plain = self.core.options.type is None and not self.is_packed
-        if is_plain and self._open_all(is_checked=False):
-            return True
+        if is_plain and have_bodies is not None and self.blocks is not None:
+            self.is_unopened = have_bodies(self.buffer, self.starts, self.blocks.expanded)
+            if self.is_unopened:
+                return True
         if not isinstance(self.bounds, np.ndarray):
             return self.check_bodies()
         bodies = many_bodies(self.buffer, self.bounds[:-1], self.blocks)
@@ -263,6 +272,11 @@ class Delivery:
             return False
         self.bodies, self.keys = opened
         return True
+
+    def _open_now(self) -> bool:
+        """Take all bodies and keys out of their blocks, since one is wanted by itself; tried once."""
+        self.is_unopened = False
+        return self._open_all(is_checked=False)
 
     def _opened(self, first: int, stop: int, *, is_checked: bool) -> tuple[list[bytes], list[str | None]] | None:
         if open_records is None:
@@ -314,6 +328,9 @@ class Delivery:
 
     def key_of(self, index: int) -> str | None:
         """A message's key."""
+        if self.is_unopened and self._open_now():
+            assert self.keys is not None
+            return self.keys[index]
         if self.count >= _MANY:
             self._look_at_many()
         if self.spans is not None and self.spans.key_starts[index] == NOTHING:

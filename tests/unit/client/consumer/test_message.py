@@ -16,7 +16,9 @@ from dmq.protocol import Buffer, pack_records
 from dmq.protocol.consume import Lease, Outcome
 from dmq.records import EncodeOptions, encode_batch
 from dmq.records.compression import Compressor
+from dmq.records.layout import BODY_AT
 from tests.unit.client.deliveries import book, core, frame
+from tests.unit.records.test_block import json_bodies
 
 MANY = 300  # more than are opened at a time
 
@@ -84,6 +86,54 @@ def test_a_key_that_is_no_text_is_told_by_the_message_that_has_it() -> None:
     with pytest.raises((UnicodeDecodeError, RecordCorrupt)):
         _ = found[7].key
     assert found[200].key == "k-200"
+
+
+def in_blocks(messages: Sequence[Message]) -> tuple[list[Lease], Buffer]:
+    return frame(1, messages, encoding=EncodeOptions(compressor=Compressor("lz4"), blocks=True))
+
+
+def vouched() -> ConsumerCore:
+    made = core()
+    book(made).is_vouched = True
+    return made
+
+
+@pytest.mark.parametrize("count", [80, MANY])
+def test_bodies_in_blocks_are_read_alike_in_order_and_one_by_one(count: int) -> None:
+    messages = [Message(body, f"k-{n}") for n, body in enumerate(json_bodies(count))]
+    known = [(message.body, message.key) for message in messages]
+    leases, body = in_blocks(messages)
+    assert len(body) < sum(len(text) for text, _ in known)
+    in_order, body_first, key_first = (
+        Batch(ReceivedMessage, pulled(vouched(), leases, body), OpenedMessage) for _ in range(3)
+    )
+    assert gone_through(in_order) == known
+    assert gone_through(in_order) == known, "a batch can be gone through again"
+    assert asked(in_order) == asked(body_first) == gone_through(body_first) == known
+    assert [(key_first[at].key, key_first[at].raw) for at in range(count)] == [(key, text) for text, key in known]
+    assert gone_through(key_first) == known
+
+
+def test_a_body_that_lies_outside_its_block_goes_back_and_the_others_are_handed_out() -> None:
+    leases, body = in_blocks([Message(text, f"k-{n}") for n, text in enumerate(json_bodies(MANY))])
+    data = bytearray(body)
+    lengths = struct.unpack_from(f">{MANY}I", data)
+    struct.pack_into(">I", data, 4 * MANY + sum(lengths[:7]) + BODY_AT + 4, 1 << 20)
+    made = vouched()
+    batch = Batch(ReceivedMessage, pulled(made, leases, bytes(data)), OpenedMessage)
+    assert gone_through(batch) == [(text, f"k-{n}") for n, text in enumerate(json_bodies(MANY)) if n != 7]
+    ((settlement,),) = (settle.settlements for settle in made.reports(book(made)))
+    assert (settlement.outcome, settlement.ranges) == (Outcome.NACK, [(7, 1)])
+
+
+def test_a_key_that_is_no_text_leaves_the_bodies_in_blocks_to_be_read() -> None:
+    leases, body = in_blocks([Message(text, f"k-{n:03}") for n, text in enumerate(json_bodies(MANY))])
+    broken = bytes(body).replace(b"k-007", b"k-\xff\xff7")
+    found = [*Batch(ReceivedMessage, pulled(vouched(), leases, broken), OpenedMessage)]
+    assert [message.body for message in found] == json_bodies(MANY)
+    assert found[6].key == "k-006"
+    with pytest.raises((UnicodeDecodeError, RecordCorrupt)):
+        _ = found[7].key
 
 
 def test_a_body_that_is_not_of_the_type_is_rejected_and_in_no_batch() -> None:
