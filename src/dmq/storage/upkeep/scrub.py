@@ -107,6 +107,7 @@ class Piece(NamedTuple):
         offset: where they begin, and a unit does, unless `open_from` says where damage began before.
         limit: where the segment ends, or what is to be looked at of it.
         epoch: of the unit before.
+        topic_ids: that the damage which began before seems to have messages of.
         begins_segment: nothing stands before it in its segment.
     """
 
@@ -116,6 +117,7 @@ class Piece(NamedTuple):
     journal_id: int
     epoch: int
     open_from: int | None
+    topic_ids: frozenset[int]
     begins_segment: bool
 
     def run(self) -> Seen:
@@ -127,7 +129,7 @@ class Piece(NamedTuple):
         """
         if self.read is None:
             start = self.offset if self.open_from is None else self.open_from
-            return Seen(self.limit, self.epoch, [(start, self.limit)], None, topic_ids=frozenset(), size=0)
+            return Seen(self.limit, self.epoch, [(start, self.limit)], None, topic_ids=self.topic_ids, size=0)
         try:
             file = self.read.files.open(self.read.path)
         except FileNotFoundError:
@@ -147,7 +149,7 @@ class _Look:
         self._limit = piece.limit - piece.offset
         self._epoch = piece.epoch
         self._raw = b""
-        self._topic_ids: set[int] = set()
+        self._topic_ids = {*piece.topic_ids}
 
     def run(self, size: int) -> Seen:
         piece = self._piece
@@ -228,6 +230,7 @@ class Scrub:
         self._journal = journal
         self._epoch = 0
         self._open_from: int | None = None
+        self._topic_ids: frozenset[int] = frozenset()  # of that damage
         self._begun_anew: tuple[int, int] = (-1, 0)  # a segment, and how often that was because a place was in doubt
         self.at = at
 
@@ -250,6 +253,7 @@ class Scrub:
             journal_id=journal.id,
             epoch=self._epoch,
             open_from=self._open_from,
+            topic_ids=self._topic_ids,
             begins_segment=segment is None or segment.start == self.at,
         )
 
@@ -259,7 +263,7 @@ class Scrub:
         return self.at if self._open_from is None else self._open_from
 
     def _go_on_at(self, at: int) -> None:
-        self.at, self._epoch, self._open_from = at, 0, None
+        self.at, self._epoch, self._open_from, self._topic_ids = at, 0, None, frozenset()
 
     def saw(self, piece: Piece, seen: Seen) -> list[Range]:
         """Go on behind a piece; returns what of it is damaged.
@@ -277,6 +281,7 @@ class Scrub:
                 self._go_on_at(segment.start)
                 return []
         self.at, self._epoch, self._open_from = seen.at, seen.epoch, seen.open_from
+        self._topic_ids = frozenset() if seen.open_from is None else seen.topic_ids
         return seen.damaged
 
 

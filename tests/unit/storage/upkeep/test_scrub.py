@@ -175,17 +175,18 @@ def test_what_retention_takes_meanwhile_is_not_damaged() -> None:
     assert look_through(scrub, filled.end, 20_000) == [], "and the next plan knows"
 
 
-def test_topics_of_a_damaged_unit_are_told_as_far_as_its_table_can_be_read() -> None:
+@pytest.mark.parametrize("size", PIECES)
+def test_topics_of_a_damaged_unit_are_told_with_its_range_as_far_as_its_table_can_be_read(size: int) -> None:
     filled = Filled()
-    path, at, length, _ = filled.units[-3]
+    path, at, length, _ = [unit for unit in filled.units if unit[0] == filled.segments[1]][3]
     filled.files.flip_bit(path, at + length - 1)
     scrub = filled.store.damage.scrub()
-    ids: set[int] = set()
-    while (piece := scrub.next(filled.end)) is not None:
+    told: list[list[str]] = []
+    while (piece := scrub.next(filled.end, size)) is not None:
         seen = piece.run()
-        ids |= seen.topic_ids
-        scrub.saw(piece, seen)
-    assert filled.store.damage.topics([*ids, 77_777]) == ["orders"]
+        if scrub.saw(piece, seen):
+            told.append(filled.store.damage.topics([*seen.topic_ids, 77_777]))
+    assert told == [["orders"]]
 
 
 def test_a_piece_reads_no_more_than_its_size_and_one_unit() -> None:
