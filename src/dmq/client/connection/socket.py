@@ -15,9 +15,11 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeAlias
 
+from dmq.compiled import find
 from dmq.protocol import Buffer
 
 __all__ = ["JOIN_BYTES_MAX", "LONE_SECONDS", "OUT_BYTES_MAX", "POLL_SECONDS_MAX", "Wire", "why"]
@@ -32,6 +34,10 @@ LONE_SECONDS: Final = 1.0
 """How long `answer` waits. A message that is sent by itself must have its answer before it is sent again."""
 _LONE_BYTES: Final = 4096  # read at a time for a lone answer
 _NOW: Final = socket.MSG_DONTWAIT
+_send_now: Final = find("send_now")
+_receive_now: Final = find("receive_now")
+# Both raise BlockingIOError if nothing could be done at once.
+Calls: TypeAlias = tuple[Callable[[bytes], int], Callable[[memoryview], int]]
 
 
 class Wire:
@@ -46,6 +52,7 @@ class Wire:
         )
         sock.settimeout(None)
         self.sock: Final = sock
+        self._send, self._receive = calls_of(sock)
         self._writing = threading.Lock()
         self._out: deque[memoryview] = deque()
         self.out_bytes = 0
@@ -75,7 +82,10 @@ class Wire:
                 return True
             try:
                 if size <= JOIN_BYTES_MAX:
-                    sent = self.sock.send(buffers[0] if len(buffers) == 1 else b"".join(buffers), _NOW)
+                    data = buffers[0]
+                    if len(buffers) > 1 or type(data) is not bytes:
+                        data = b"".join(buffers)
+                    sent = self._send(data)
                 else:
                     sent = self.sock.sendmsg(buffers, (), _NOW)
             except (BlockingIOError, InterruptedError):
@@ -118,7 +128,7 @@ class Wire:
 
     def recv_into(self, buffer: memoryview) -> int:
         """What is here, into a buffer: how many bytes; 0 at the end. Raises BlockingIOError if nothing is."""
-        return self.sock.recv_into(buffer, 0, _NOW)
+        return self._receive(buffer)
 
     def answer(self) -> bytes:
         """Wait for something to read, and read it, as far as it is small; empty at the end.
@@ -189,16 +199,34 @@ class Wire:
             self._is_disposed = True
             self._out.clear()
             self.out_bytes = 0
-            self.sock.close()
-            os.close(self._wake_in)
-            os.close(self._wake_out)
+            self._close()
 
     def abandon(self) -> None:
         """Close the descriptors of a forked child, where any lock may be held for ever."""
         self._is_disposed = True
+        self._close()
+
+    def _close(self) -> None:
+        self._send, self._receive = plain_calls_of(self.sock)  # its number may soon be another file's
         self.sock.close()
         os.close(self._wake_in)
         os.close(self._wake_out)
+
+
+def calls_of(sock: socket.socket) -> Calls:
+    """How to send bytes and to receive some, without waiting and without letting another thread in between.
+
+    A thread that gives the interpreter's lock away for a call that takes a few microseconds has it back when the next
+    one lets go of it: with a thread that sends and one that reads, that is most of what a message takes.
+    """
+    if _send_now is None:
+        return plain_calls_of(sock)
+    return partial(_send_now, sock.fileno()), partial(_receive_now, sock.fileno())
+
+
+def plain_calls_of(sock: socket.socket) -> Calls:
+    """The same by the library, which lets other threads in."""
+    return lambda data: sock.send(data, _NOW), lambda buffer: sock.recv_into(buffer, 0, _NOW)
 
 
 def why(error: OSError) -> str:
