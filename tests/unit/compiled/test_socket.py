@@ -25,10 +25,10 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield one, other
 
 
-def told(call: Callable[[], int]) -> object:
+def told(call: Callable[..., int], given: object) -> object:
     """What a call returns, or the kind and the number of what it raises."""
     try:
-        return call()
+        return call(given)
     except OSError as error:
         return type(error), error.errno
 
@@ -57,27 +57,23 @@ def test_a_blocking_socket_that_is_empty_or_full_does_not_wait(
     with pytest.raises(BlockingIOError):
         receive(memoryview(bytearray(10)))
     sent = 0
-    with pytest.raises(BlockingIOError):
-        while True:
-            sent += send(bytes(60_000))
-    pair[1].setblocking(False)
+    while isinstance(taken := told(send, bytes(60_000)), int):
+        sent += taken
+    assert taken == (BlockingIOError, 11)
+    pair[0].shutdown(socket.SHUT_WR)
     received = 0
-    with pytest.raises(BlockingIOError):
-        while True:
-            received += len(pair[1].recv(1 << 20))
-    assert received == sent
+    while piece := pair[1].recv(1 << 20):
+        received += len(piece)
+    assert received == sent > 0
 
 
 def test_the_end_of_a_connection_is_told_alike(pair: tuple[socket.socket, socket.socket]) -> None:
     pair[1].close()
     both = [calls(pair[0]) for calls in (plain_calls_of, compiled_calls_of)]
-    ends = [told(lambda receive=receive: receive(memoryview(bytearray(10)))) for _, receive in both]
-    assert ends == [0, 0]
-    (plain, compiled) = [told(lambda send=send: send(b"more")) for send, _ in both]
-    assert plain == compiled == (BrokenPipeError, 32)
+    assert [told(receive, memoryview(bytearray(10))) for _, receive in both] == [0, 0]
+    assert [told(send, b"more") for send, _ in both] == [(BrokenPipeError, 32)] * 2
     pair[0].close()
-    (plain, compiled) = [told(lambda send=send: send(b"more")) for send, _ in both]
-    assert plain == compiled == (OSError, 9)
+    assert [told(send, b"more") for send, _ in both] == [(OSError, 9)] * 2
 
 
 def test_what_cannot_be_written_into_is_refused(pair: tuple[socket.socket, socket.socket]) -> None:

@@ -223,11 +223,6 @@ class Peer(Generic[C]):
         return self._session.answered_since
 
     @property
-    def is_checked(self) -> bool:
-        """Whether frames have checksums."""
-        return self._session.is_checked
-
-    @property
     def is_member(self) -> bool:
         """Whether the broker is a member of a shard."""
         return self.reply.shard is not None

@@ -202,15 +202,11 @@ class Session:
         pending = outstanding[correlation] = Pending(on_answer, correlation, attended, self._clock.boottime())
         return pending, self._output(head, *body)
 
-    @property
-    def is_checked(self) -> bool:
-        """Whether frames have checksums."""
-        return self._parser.is_checked
-
     def claim(self) -> int:
-        """The correlation of a request that is sent without being registered; 0 if it has to be, or cannot be sent."""
-        outstanding = self._outstanding
-        if self.closed_by is not None or self.reply is None or self._parser.has_partial:
+        """The correlation of a request that is sent without being registered, with the checksum of its frame; 0 if it
+        has to be registered, or cannot be sent."""
+        outstanding, parser = self._outstanding, self._parser
+        if self.closed_by is not None or self.reply is None or not parser.is_checked or parser.has_partial:
             return 0
         correlation = self._next_correlation
         if correlation in outstanding or len(outstanding) >= self._outstanding_max:

@@ -39,7 +39,7 @@ from dmq.model import DEFAULT_PRIORITY, Durability, DurabilityName, Message, che
 from dmq.records import Compressor, is_plain
 from dmq.records.encoder import PlainColumns, plain_columns
 
-__all__ = ["Core", "Draft", "OnFull", "ProducerOptions", "Spooling", "listed"]
+__all__ = ["Core", "Draft", "OnFull", "ProducerOptions", "Spooling", "listed", "simple_size"]
 
 OnFull: TypeAlias = Literal["block", "raise"] | Callable[[str, Message], Any]
 
@@ -344,18 +344,6 @@ class Core:
         if batch.is_worth_a_look and not is_held:
             sender.pump(lane)
         return batch, index
-
-    def check_plain(self, topic: str, message: Message) -> None:
-        """Check what `is_simple` did not look at.
-
-        Raises:
-            InvalidMessage: it cannot be sent.
-        """
-        if not (
-            message.tag is None and message.business_id is None and message.priority == DEFAULT_PRIORITY
-            and message.properties is None
-        ):  # fmt: skip
-            check_message(topic, message, self.sender.body_bytes_max)
 
     def lane(self, key: LaneKey) -> Lane:
         with self.lock:

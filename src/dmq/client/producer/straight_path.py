@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 from crc32c import crc32c
@@ -28,12 +28,13 @@ from dmq.client.connection.session import OnAnswer, Pending
 from dmq.client.connection.socket import LONE_SECONDS
 from dmq.client.connection.threads import Waiter
 from dmq.client.producer.accumulator import MESSAGE_BYTES, Lane, Lone, SendBatch
-from dmq.client.producer.core import Core
+from dmq.client.producer.core import Core, simple_size
+from dmq.client.producer.message import TEXT_MAX, check_message
 from dmq.client.producer.outcome import DURABILITY_NAMES
 from dmq.client.producer.routes import FRESH_SECONDS
 from dmq.compiled import find
 from dmq.errors import DMQError, NotConnected
-from dmq.model import Durability, DurabilityName, Message, MessageId, Receipt, place_shard
+from dmq.model import DEFAULT_PRIORITY, Durability, DurabilityName, Message, MessageId, Receipt, place_shard
 from dmq.protocol.commands import Command, request_head
 from dmq.protocol.frame import (
     CRC_BYTES,
@@ -96,14 +97,7 @@ Prepared: TypeAlias = tuple[Shape | None, bytes, bytes | None, int]
 Reply: TypeAlias = tuple[int, int, int]
 
 
-class Checked(Link, Protocol):
-    """A link that says whether frames have checksums."""
-
-    @property
-    def is_checked(self) -> bool: ...
-
-
-C = TypeVar("C", bound=Checked)
+C = TypeVar("C", bound=Link)
 
 
 class LonePath(Generic[C]):
@@ -141,10 +135,10 @@ class LonePath(Generic[C]):
         Raises:
             InvalidMessage: it cannot be sent.
         """
-        groove = self._grooves.get((topic, durability)) or self._groove(topic, durability)
+        groove, sender = self._grooves.get((topic, durability)) or self._groove(topic, durability), self._sender
         if (
             groove is None or (lane := groove[0]).under_way or lane.gathering is not None or lane.ready or lane.is_held
-            or not self._core.is_simple(message.body, message.key) or len(message.body) > _BODY_BYTES_MAX
+            or simple_size(message.body, message.key, min(sender.body_bytes_max, _BODY_BYTES_MAX), TEXT_MAX) < 0
         ):  # fmt: skip
             self.left += 1
             return None
@@ -154,12 +148,15 @@ class LonePath(Generic[C]):
         connection = self._router.link_for(topic, place) if place >= ANY else None
         if (
             route is None or now - route.fetched_at >= FRESH_SECONDS or route.is_priority
-            or connection is None or not connection.is_checked
-            or (deadline is not None and deadline - now < LONE_SECONDS)
+            or connection is None or (deadline is not None and deadline - now < LONE_SECONDS)
         ):  # fmt: skip
             self.left += 1
             return None
-        self._core.check_plain(topic, message)
+        if not (
+            message.tag is None and message.business_id is None and message.priority == DEFAULT_PRIORITY
+            and message.properties is None
+        ):  # fmt: skip
+            check_message(topic, message, sender.body_bytes_max)
         return groove, connection, route.queues if place < 0 else ~place, now
 
     def _place(self, topic: str, lane: Lane) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dmq.client.connection.session import Pending, Received, Session
+from dmq.client.connection.session import Received, Session
 from dmq.errors import (
     Busy,
     DMQError,
@@ -251,38 +251,6 @@ def test_an_answer_that_cannot_be_read_is_the_askers_business() -> None:
     assert not isinstance(talk.answers[0], InvalidRequest)
 
 
-def lone(talk: Talk) -> tuple[Pending, bytes]:
-    """A request, and the bytes of its answer."""
-    pending, output = talk.session.request(Command.STATS, Stats(), on_answer=talk.answers.append)
-    return pending, response_head(Command.STATS, StatsReply({"a": 1.0}), talk.sent(output)[0].correlation)
-
-
-def test_a_request_may_be_claimed_sent_and_registered_late() -> None:
-    talk = Talk()
-    correlation = talk.session.claim()
-    assert talk.session.outstanding == 0
-    pending = talk.session.expect(correlation, talk.answers.append)
-    assert talk.session.outstanding == 1
-    answer = response_head(Command.STATS, StatsReply({"a": 1.0}), correlation)
-    assert [answered for answered, _ in talk.session.feed(answer).answers] == [pending]
-
-
-def test_nothing_is_claimed_that_has_to_be_registered_or_cannot_be_sent() -> None:
-    talk = Talk()
-    first = talk.session.claim()
-    assert first not in (0, talk.session.claim())
-    pending, answer = lone(talk)
-    talk.session.feed(answer[:7])
-    assert talk.session.claim() == 0, "the beginning of a frame is with the parser"
-    talk.session.feed(answer[7:])
-    assert talk.session.claim() > pending.correlation
-    reason = NotConnected("over")
-    talk.session.fail(reason)
-    assert talk.session.claim() == 0
-    with pytest.raises(NotConnected, match="over"):
-        talk.session.expect(first, talk.answers.append)
-
-
 def test_only_features_that_were_asked_for_and_answered_are_in_force() -> None:
     talk = Talk(hello=False)
     assert talk.session.features == frozenset()
@@ -323,6 +291,42 @@ def turned(frame: bytes, bit: int) -> bytes:
     data = bytearray(frame)
     data[bit // 8] ^= 1 << bit % 8
     return bytes(data)
+
+
+def test_a_request_may_be_claimed_sent_and_registered_late() -> None:
+    talk = CheckedTalk()
+    answers: list[Frame | DMQError] = []
+    correlation = talk.session.claim()
+    assert correlation
+    assert talk.session.outstanding == 0
+    pending = talk.session.expect(correlation, answers.append)
+    assert talk.session.outstanding == 1
+    answer = sealed(response_head(Command.STATS, StatsReply({"a": 1.0}), correlation))
+    assert [answered for answered, _ in talk.session.feed(answer).answers] == [pending]
+
+
+def test_nothing_is_claimed_that_has_to_be_registered_or_cannot_be_sent() -> None:
+    talk = CheckedTalk()
+    answers: list[Frame | DMQError] = []
+    first = talk.session.claim()
+    assert first not in (0, talk.session.claim())
+    pending, _ = talk.session.request(Command.STATS, Stats(), on_answer=answers.append)
+    answer = sealed(response_head(Command.STATS, StatsReply({"a": 1.0}), pending.correlation))
+    talk.session.feed(answer[:7])
+    assert talk.session.claim() == 0, "the beginning of a frame is with the parser"
+    talk.session.feed(answer[7:])
+    assert talk.session.claim() > pending.correlation
+    reason = NotConnected("over")
+    talk.session.fail(reason)
+    assert talk.session.claim() == 0
+    with pytest.raises(NotConnected, match="over"):
+        talk.session.expect(first, answers.append)
+
+
+def test_nothing_is_claimed_of_a_broker_whose_frames_have_no_checksums() -> None:
+    talk = Talk()
+    assert talk.session.is_ready
+    assert talk.session.claim() == 0
 
 
 def test_with_checksums_every_frame_has_one_in_both_directions() -> None:
