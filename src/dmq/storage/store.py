@@ -360,7 +360,8 @@ class MessageStore:
 
     def begin_flush(self) -> FlushTicket:
         """What to flush to make everything written so far durable; `run` it, then call `finish_flush`."""
-        self._check_open()
+        if self._closed:
+            self._check_open()  # the journal says whether it has failed
         return self._writer.begin_flush()
 
     def finish_flush(self, ticket: FlushTicket, error: StorageError | None = None) -> None:

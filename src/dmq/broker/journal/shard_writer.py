@@ -165,7 +165,7 @@ class ShardWriter(JournalWriter):
         """More may have become visible, or the right to serve is back: answer what can be answered."""
         if self.is_closed:
             return
-        super()._show()
+        self._advance()
         if self._is_turn_waiting:
             self._begin_waiting_turn()
 

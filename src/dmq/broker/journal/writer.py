@@ -431,20 +431,16 @@ class JournalWriter:
             return
         if self._unwritten:
             submitted = self._refuse_events(submitted)
-        self._outbox.hold()
-        try:
-            if submitted:
-                self._write_submitted(submitted)
-                sent = sum(submission.is_sent for submission in submitted)
-                if sent:
-                    self.lone_turns = self.lone_turns + 1 if sent == 1 else 0
-            else:
-                self.lone_turns = self.lone_turns + 1 if self.straight.write() == 1 else 0
-            if self.probe.began and not self.probe.end:
-                self.probe.end = self.store.queries.end
-            self._advance()
-        finally:
-            self._outbox.release()
+        if submitted:
+            self._write_submitted(submitted)
+            sent = sum(submission.is_sent for submission in submitted)
+            if sent:
+                self.lone_turns = self.lone_turns + 1 if sent == 1 else 0
+        else:
+            self.lone_turns = self.lone_turns + 1 if self.straight.write() == 1 else 0
+        if self.probe.began and not self.probe.end:
+            self.probe.end = self.store.queries.end
+        self._advance()
         if self._lazy and self._waiting and not self._unwritten:
             # The next flush takes them with it: a send that was answered as flushed tells that acks before it are too.
             events, self._lazy = self._lazy, []
@@ -604,8 +600,28 @@ class JournalWriter:
     # --- becoming visible -------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Answer everything that is visible by now."""
-        visible = self._visibility.visible
+        """Answer everything that is visible by now, and tell it to others, with one write for each connection."""
+        visible, waiting = self._visibility.visible, self._waiting
+        is_shown = bool(waiting) and waiting[0][0] <= visible
+        if is_shown:
+            self._outbox.hold()
+        try:
+            touched = self._answer(visible) if is_shown else set()
+            end = self.probe.end
+            if end and end <= visible:
+                self.probe.answered(self._clock.monotonic())
+            if touched:
+                if self._arrivals.waiting:
+                    self._arrivals.wake()
+                self.on_visible(touched)
+        finally:
+            if is_shown:
+                self._outbox.release()
+        if not (waiting or self._submitted or self._lazy) and self.straight.is_empty:
+            self._idle.set()
+
+    def _answer(self, visible: int) -> set[tuple[str, int]]:
+        """Answer everything that is visible; the topics and queues that have more messages by that."""
         waiting = self._waiting
         touched: set[tuple[str, int]] = set()
         # A resend's first copy may be visible long since, so order is by arrival, and the first that waits stops all
@@ -617,15 +633,7 @@ class JournalWriter:
                 if placement.topic:
                     touched.add((placement.topic, placement.queue))
             self._end(submission, placements, None)
-        end = self.probe.end
-        if end and end <= visible:
-            self.probe.answered(self._clock.monotonic())
-        if touched:
-            if self._arrivals.waiting:
-                self._arrivals.wake()
-            self.on_visible(touched)
-        if not (waiting or self._submitted or self._lazy) and self.straight.is_empty:
-            self._idle.set()
+        return touched
 
     def _work_on(self) -> None:
         """Start what the disk is needed for, one thing at a time."""
@@ -691,11 +699,7 @@ class JournalWriter:
 
     def _show(self) -> None:
         """More is flushed: answer who waited for that."""
-        self._outbox.hold()
-        try:
-            self._advance()
-        finally:
-            self._outbox.release()
+        self._advance()
 
     def _start_checkpoint(self) -> None:
         try:

@@ -59,7 +59,7 @@ from dmq.storage.journal.window_cache import WindowCache
 from dmq.storage.state.derived import Derived, event_of
 from dmq.storage.state.events import DelaysDone, Event, SnapshotTaken, unpack_offsets
 from dmq.storage.state.producers import Place
-from dmq.storage.state.state import State, queue_key
+from dmq.storage.state.state import State
 
 __all__ = ["Beginning", "FlushTicket", "Lone", "Sender", "UnitHead", "Unusual", "Visibility", "Writer"]
 
@@ -356,7 +356,7 @@ class Writer:
         """Queue offsets are given, though the unit that has them is not applied yet."""
         for row in unit.rows:
             if row.topic_id:
-                self._drafter.assigned[queue_key(row.topic_id, row.queue)] = row.first_queue_offset + row.records
+                self._drafter.assigned[row.topic_id << 8 | row.queue] = row.first_queue_offset + row.records
 
     def _load(self, unit: Unit) -> None:
         """A unit of the tail that a leader begins with: what it gave away is given, and it waits to be committed."""
