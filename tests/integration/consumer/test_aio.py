@@ -11,7 +11,7 @@ import pytest
 import dmq
 from dmq import aio
 from dmq.testing import TestBroker
-from tests.patience import PATIENCE_S, eventually_async
+from tests.patience import PATIENCE_S, eventually, eventually_async
 
 
 def in_loop(scenario: Callable[[TestBroker, aio.AioClient], Coroutine[Any, Any, None]]) -> None:
@@ -143,6 +143,23 @@ def test_a_run_that_is_cancelled_gives_back_what_it_had() -> None:
             await running
         await consumer.close()
         assert [m.attempt for m in await client.consumer("orders", "billing").pull()] == [1]
+
+    in_loop(scenario)
+
+
+def test_a_pull_that_is_cancelled_in_the_turn_of_its_answer_gives_the_messages_back() -> None:
+    async def scenario(broker: TestBroker, client: aio.AioClient) -> None:
+        consumer = client.consumer("orders", "billing")
+        pulling = asyncio.create_task(consumer.pull(wait=PATIENCE_S))
+        with dmq.connect(broker.url, app="beside") as beside:  # which keeps our loop from turning
+            await eventually_async(lambda: any(group.members for group in beside.admin.groups()))
+            beside.producer().send("orders", b"a")
+            eventually(lambda: beside.admin.lag("orders", "billing").queues[0].leased == 1)
+        await asyncio.sleep(0)  # the answer is read in the next turn, after this task
+        pulling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pulling
+        assert [(m.body, m.attempt) for m in await consumer.pull(wait=PATIENCE_S)] == [(b"a", 1)]
 
     in_loop(scenario)
 

@@ -178,9 +178,10 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
 
         def on_answer(answer: Frame | DMQError) -> None:
-            if future.done():
-                return
-            if isinstance(answer, DMQError):
+            if future.done():  # the task was cancelled in this turn, and does not know yet
+                if on_late is not None:
+                    on_late(answer)
+            elif isinstance(answer, DMQError):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
