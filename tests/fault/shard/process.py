@@ -49,7 +49,7 @@ class Process:
         self.disk_seconds = (0.0005, 0.006)
         self.wanted = False
         self.starts = 0
-        self.is_mended = True
+        self._is_mending = False
         self._mending_in = -1  # the life in which it was asked to mend last
         self._flushed = 0
         self._replica: Replica | None = None  # the last that its process had
@@ -126,14 +126,23 @@ class Process:
         """It is asked to look through its journal, and to mend it; again, if its process ended before it was done."""
         if self._mending_in == self.starts or self.member is None:
             return
-        self._mending_in, self.is_mended = self.starts, False
+        self._mending_in, self._is_mending = self.starts, True
 
         async def mend(member: Member) -> Any:
             mended = await member.mend()
-            self.is_mended = not mended.left
+            self._is_mending = False
             return mended
 
         self._run(mend, "mend")
+
+    @property
+    def is_mended(self) -> bool:
+        """Whether it has looked through its journal, and nothing is damaged that the leader has not dropped.
+
+        What no other member could give at that moment is mended later, by itself.
+        """
+        member = self.member
+        return not self._is_mending and member is not None and member.report().damaged == 0
 
     def _run(self, ask: Callable[[Member], Coroutine[Any, Any, Any]], what: str) -> None:
         member, loop = self.member, self.loop
