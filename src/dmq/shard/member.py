@@ -199,12 +199,13 @@ class Member:
             self._stopped.set()
 
     async def stop(self, *, hand_over: bool = True) -> None:
-        """Leave: hand over if it leads, and close the directory.
+        """Leave: hand over if it leads, and close the directory; it waits seconds for a registry that does not answer.
 
         Parameters:
             hand_over: let a follower lead first, if one can.
         """
         registration = self._registration
+        self._view.leave()
         if hand_over and registration is not None and self._term is not None and self._term.is_serving:
             registration.stop()  # who is not registered is not in the set that the next leader begins with
             with contextlib.suppress(DMQError):
@@ -592,8 +593,8 @@ class Member:
             self.role = Role.WAITING
             self._tell_obstacle(str(Obstacle.DOUBTFUL) if replica.membership.doubtful else "")
             await self._view.wait(_AGAIN_SECONDS)
-        else:
-            await self._lead(replica, victory)
+            return
+        await self._lead(replica, victory)
 
     async def _lead(self, replica: Replica, victory: Victory) -> None:
         directory, epoch = self._directory, victory.record.epoch
@@ -756,8 +757,7 @@ class Member:
     def report(self) -> MemberReport:
         """Where it stands."""
         view, replica, term = self._view, self._replica, self._term
-        record = view.record
-        leader = None if view.leader is None else view.leader.replica
+        record, leader = view.record, None if view.leader is None else view.leader.replica
         named = {} if record is None else {one: name for name, one in record.members.items()}
         base = MemberReport(
             broker=self._place.broker,
