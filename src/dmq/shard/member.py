@@ -678,9 +678,10 @@ class Member:
                 f"this is a member of shard {member.shard!r} of cluster {member.cluster}, not of {asked.shard!r} of "
                 f"{asked.cluster}: check the addresses in the registry"
             )
+        term, promise, now = self._term, self._post.promise, self._post.now()
         last_epoch, end = 0 if replica.last is None else replica.last.epoch, replica.end
-        if self._term is not None:
-            last_epoch, end = self._term.epoch, self._term.store.queries.end
+        if term is not None:
+            last_epoch, end = term.epoch, term.store.queries.end
         record = self._view.record
         return StandingReply(
             replica=member.replica_id,
@@ -689,16 +690,15 @@ class Member:
             now_ms=max(0, self._directory.clock.now_ms()),
             is_in_sync=record is not None and hex_id(member.replica_id) in record.in_sync,
             role=str(self.role),
-            committed=replica.applied if self._term is None else self._term.in_sync.committed,
-            promise_ms=round(max(0.0, self._post.promise.until - self._post.now()) * 1000),
+            committed=replica.applied if term is None else term.in_sync.committed,
+            promise_ms=round(max(0.0, promise.until - now) * 1000),
             revision=member.revision,
-            right="" if self._term is None else str(self._term.right),
-            obstacle="" if self._term is not None else self._obstacle,
-            damaged=len((replica if self._term is None else self._term.store).damage.ranges),
+            right="" if term is None else str(term.right),
+            obstacle="" if term is not None else self._obstacle,
+            damaged=len((replica if term is None else term.store).damage.ranges),
             is_doubtful=member.doubtful,
-            is_full=self._is_full and self.role is Role.WAITING
-            if self._term is None
-            else self._term.store.space.is_refusing,
+            is_full=self._is_full and self.role is Role.WAITING if term is None else term.store.space.is_refusing,
+            silent_ms=0 if term is not None else round(promise.silent_seconds(now) * 1000),
         )
 
     async def state(self) -> MemberState:

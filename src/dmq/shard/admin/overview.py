@@ -22,8 +22,10 @@ from dmq.shard.election import Obstacle
 __all__ = ["Finding", "MemberView", "Overview", "Sighting", "finding_header", "overview_of", "shard_header"]
 
 SKEW_MS: Final = 500  # of two clocks, from which on delays are late or early enough to be told
+_SILENT_MS: Final = 1500  # three signs of a leader that has nothing to send
 _ROLES: Final = {"leading": "leader", "following": "follower"}
 _LEADING: Final = "leading"
+_FOLLOWING: Final = "following"
 _PARKED: Final = "parked"
 _DOWN: Final = "down"
 _UNKNOWN: Final = "unknown"
@@ -49,6 +51,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
         skews: by how many milliseconds a member's clock is ahead of ours.
         registry_down: why the registry does not answer; then its part is what it said last. Empty if it does.
         own_obstacle: why the member that is asked has not joined yet.
+        session_seconds: of a session with the registry; 0 if that is not known.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     skews: Mapping[str, int] = {}
     registry_down: str = ""
     own_obstacle: str = ""
+    session_seconds: float = 0.0
 
 
 class MemberView(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +98,11 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def claims_to_lead(self) -> bool:
         return self.said is not None and self.said.role == _LEADING
+
+    @property
+    def hears_leader(self) -> bool:
+        """Whether it follows, and a sign of its leader has come of late."""
+        return self.said is not None and self.said.role == _FOLLOWING and self.said.silent_ms < _SILENT_MS
 
     @property
     def obstacle(self) -> str:
@@ -278,7 +287,7 @@ def _findings(view: Overview, seen: Sighting) -> Iterator[Finding]:
             f"{view.revision_seen}; nobody stands, and no set is changed",
             "bring the newest data of the registry back, or have it rebuilt by dmq cluster import --from-members",
         )
-    yield from _with_leader(view, is_led=seen.leader is not None) if view.leader else _without_leader(view)
+    yield from _with_leader(view, seen) if view.leader else _without_leader(view)
     yield from _about_members(view)
     yield from _about_record(view)
 
@@ -334,9 +343,9 @@ def _ghosts(view: Overview) -> str:
     return ", ".join(f"replica {replica}" for replica in view.record.in_sync if replica not in known)
 
 
-def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
+def _with_leader(view: Overview, seen: Sighting) -> Iterator[Finding]:
     record, leader = view.record, view.member(view.leader)
-    if not is_led:
+    if seen.leader is None:
         yield Finding(
             Severity.WARNING,
             f"{view.leader} leads without its entry in the registry: its session was lost, and it serves by the "
@@ -344,12 +353,7 @@ def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
             "it comes back with its next session; check the registry if this lasts",
         )
     if leader is not None and leader.said is None:
-        where = "" if leader.node is None else f" at {leader.node.replication_address}"
-        yield Finding(
-            Severity.WARNING,
-            f"the leader {view.leader} does not answer on its port for members{where}",
-            "check the network between the members: a leader that hears nobody in sync gives way after 20 s",
-        )
+        yield _silent_leader(view, leader, seen.session_seconds)
     elif leader is not None and leader.said is not None and leader.said.right == _NONE:
         yield Finding(
             Severity.PROBLEM,
@@ -377,6 +381,28 @@ def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
         rest = "there is no other copy" if len(live) == 1 else "with one less, sends are refused"
         what = f"only {len(live)} of {record.replicas} are in sync: {rest}"
         yield Finding(Severity.WARNING, what, "bring the others back")
+
+
+def _silent_leader(view: Overview, leader: MemberView, session_seconds: float) -> Finding:
+    """A leader does not answer us; if the others do not hear it either, it may be dead."""
+    others = [member for member in view.in_set if member is not leader and member.said is not None]
+    silent = [member for member in others if not member.hears_leader]
+    if not silent or len(silent) < len(others):
+        where = "" if leader.node is None else f" at {leader.node.replication_address}"
+        return Finding(
+            Severity.WARNING,
+            f"the leader {leader.name} does not answer on its port for members{where}",
+            "check the network between the members: a leader that hears nobody in sync gives way after 20 s",
+        )
+    since = min(0 if member.said is None else member.said.silent_ms for member in silent) / 1000
+    within = f" within {session_seconds:g} s of its end" if session_seconds else ""
+    return Finding(
+        Severity.PROBLEM,
+        f"the leader {leader.name} does not answer, and {_names(silent)} have heard nothing of it for {since:.0f} s: "
+        "sends wait",
+        f"if it has ended, so does its session in the registry{within}, and an election follows: ask again then. If "
+        "this lasts, it hangs, or the network between the members is cut: see its log",
+    )
 
 
 def _about_members(view: Overview) -> Iterator[Finding]:
