@@ -13,6 +13,7 @@ from dmq.storage.journal.journal import FOLDER
 from dmq.storage.replica import Replica
 from dmq.storage.upkeep.identity import Membership, parse_identity
 from dmq.testing import MemoryFiles
+from dmq.testing.disk.crash import Keep
 from tests.fault.shard.clock import ClockMode, MachineClock
 from tests.fault.shard.loop import VirtualLoop
 from tests.fault.shard.network import SimulatedPeers
@@ -204,13 +205,17 @@ class Process:
         if self.wanted:
             self.start()
 
-    def crash(self, *, power: bool = False) -> None:
-        """It dies on the spot; with the power, all that was not flushed may go."""
+    def crash(self, *, power: bool = False, keep: Keep | None = None) -> None:
+        """It dies on the spot; with the power, all that was not flushed may go.
+
+        Parameters:
+            keep: what stays of that; drawn if left out.
+        """
         if self.member is None:
             return
         self._bury(is_silent=power)
         if power:
-            self.files = self.files.crash(self._rng)
+            self.files = self.files.crash(self._rng, keep)
             self.clock.reboot()
         else:
             self.files = self.files.kill()
