@@ -699,6 +699,7 @@ class Member:
             is_doubtful=member.doubtful,
             is_full=self._is_full and self.role is Role.WAITING if term is None else term.store.space.is_refusing,
             silent_ms=0 if term is not None else round(promise.silent_seconds(now) * 1000),
+            stalled_ms=0 if term is None else round(term.in_sync.seconds_uncommitted(now) * 1000),
         )
 
     async def state(self) -> MemberState:
@@ -781,14 +782,9 @@ class Member:
         if term is not None:
             return msgspec.structs.replace(base, **led(self._post, replica, term))
         if replica is not None:
-            epoch = base.epoch if self._intake is None else self._intake.epoch
+            epoch, committed = base.epoch if self._intake is None else self._intake.epoch, replica.applied
             return msgspec.structs.replace(
-                base,
-                epoch=epoch,
-                start=replica.start,
-                committed=replica.applied,
-                end=replica.end,
-                flushed=replica.flushed,
+                base, epoch=epoch, start=replica.start, committed=committed, end=replica.end, flushed=replica.flushed
             )
         return base
 

@@ -23,6 +23,7 @@ __all__ = ["Finding", "MemberView", "Overview", "Sighting", "finding_header", "o
 
 SKEW_MS: Final = 500  # of two clocks, from which on delays are late or early enough to be told
 _SILENT_MS: Final = 1500  # three signs of a leader that has nothing to send
+_STALLED_MS: Final = 2000
 _ROLES: Final = {"leading": "leader", "following": "follower"}
 _LEADING: Final = "leading"
 _FOLLOWING: Final = "following"
@@ -96,6 +97,11 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
         return self.node is not None and self.node.replica not in (None, self.replica)
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it runs, as far as the registry knows, and did not answer."""
+        return self.node is not None and not self.is_replaced and self.said is None
+
+    @property
     def claims_to_lead(self) -> bool:
         return self.said is not None and self.said.role == _LEADING
 
@@ -125,6 +131,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def in_set(self) -> list[MemberView]:
         return [member for member in self.members if member.is_recorded]
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether no member has answered."""
+        return all(member.said is None for member in self.members)
 
     @property
     def is_stale(self) -> bool:
@@ -354,7 +365,7 @@ def _with_leader(view: Overview, seen: Sighting) -> Iterator[Finding]:
         )
     if leader is not None and leader.said is None:
         yield _silent_leader(view, leader, seen.session_seconds)
-    elif leader is not None and leader.said is not None and leader.said.right == _NONE:
+    if leader is not None and leader.said is not None and leader.said.right == _NONE:
         yield Finding(
             Severity.PROBLEM,
             f"{view.leader} leads and may not answer: its session in the registry is lost, and a member of the set is "
@@ -368,6 +379,9 @@ def _with_leader(view: Overview, seen: Sighting) -> Iterator[Finding]:
             f"free some space there, or have a member lead whose disk has some: dmq shard handover {view.name}",
         )
     live = [member for member in view.members if member.is_in_sync and not member.is_replaced]
+    stalled_ms = 0 if leader is None or leader.said is None else leader.said.stalled_ms
+    if leader is not None and stalled_ms >= _STALLED_MS and len(live) >= record.least:
+        yield _stalled_leader(view, leader, stalled_ms / 1000)
     if len(live) < record.least:
         missing = _names(member for member in view.members if member not in live)
         yield Finding(
@@ -381,6 +395,19 @@ def _with_leader(view: Overview, seen: Sighting) -> Iterator[Finding]:
         rest = "there is no other copy" if len(live) == 1 else "with one less, sends are refused"
         what = f"only {len(live)} of {record.replicas} are in sync: {rest}"
         yield Finding(Severity.WARNING, what, "bring the others back")
+
+
+def _stalled_leader(view: Overview, leader: MemberView, seconds: float) -> Finding:
+    """A leader writes, and those that must have it do not confirm it."""
+    others = [member for member in view.in_set if member is not leader]
+    missing = [member for member in others if member.said is None or member.lag]
+    return Finding(
+        Severity.PROBLEM,
+        f"what {leader.name} writes has not been committed for {seconds:.0f} s: sends wait for "
+        f"{_names(missing) or _names(others) or 'other members'}",
+        "look at their logs and disks, and at the network between the members: who keeps up no more leaves the in-sync "
+        "set after 10 s, and a leader that hears nobody of it gives way after 20 s",
+    )
 
 
 def _silent_leader(view: Overview, leader: MemberView, session_seconds: float) -> Finding:
@@ -437,6 +464,10 @@ def _about_members(view: Overview) -> Iterator[Finding]:
                 f"{name} is doubtful: its journal lost its end or was damaged, and it has not caught up since",
                 "it catches up with a leader by itself; if not, see its log and check its disk",
             )
+        if member.is_silent and name != view.leader and not view.is_unseen:
+            where = "" if member.node is None else f" at {member.node.replication_address}"
+            what = f"{name} does not answer on its port for members{where}"
+            yield Finding(Severity.WARNING, what, "look at the process, and at the network between the members")
         if name in view.record.drained:
             what = f"{name} is drained: it does not lead"
             yield Finding(Severity.WARNING, what, f"dmq shard drain {name} --undo puts it back in use")
