@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dmq.cli import main
-from dmq.cli.process.child_process import ChildProcess, pause_after
+from dmq.cli.process.child_process import ChildProcess, pause_after, stop_children
 from dmq.cli.process.dev_cluster import DevClusterOptions, DevPorts, check_lone
 from dmq.errors import DMQError, InvalidSettings
 from tests.patience import eventually
@@ -143,3 +144,26 @@ def test_every_member_has_ports_of_its_own() -> None:
     assert ports.of(0) == ports
     assert ports.of(4) == DevPorts(client=9651, metrics=9694, telnet=9652, console=9684)
     assert DevPorts().of(3) == DevPorts()
+
+
+class Stubborn(ChildProcess):
+    """A child that notes until when it was waited for."""
+
+    deadline = 0.0
+
+    def __init__(self) -> None:
+        super().__init__("stubborn", lambda port: (), None, 0)
+
+    def stop(self, deadline: float) -> None:
+        self.deadline = deadline
+
+
+def test_a_name_server_that_does_not_end_is_not_waited_for_as_long_as_members() -> None:
+    member, name_server = Stubborn(), Stubborn()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        stop_children([member], [name_server], seconds=1000.0)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert name_server.deadline < time.monotonic() + 10.0 < member.deadline

@@ -193,6 +193,10 @@ class InSyncSet:
         flushed = self.flushed_of(replica)
         return next((now - at for at, end in self._ends if end > flushed), 0.0)
 
+    def seconds_uncommitted(self, now: float) -> float:
+        """How old the oldest is of what we have written and is not committed; 0 if all is."""
+        return next((now - at for at, end in self._ends if end > self.committed), 0.0)
+
     def is_committing(self, now: float) -> bool:
         """Whether so many keep up that what is written now will be committed."""
         return sum(not self.lags(replica, now) for replica in self._recorded) >= self.min_in_sync

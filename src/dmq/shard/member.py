@@ -199,12 +199,13 @@ class Member:
             self._stopped.set()
 
     async def stop(self, *, hand_over: bool = True) -> None:
-        """Leave: hand over if it leads, and close the directory.
+        """Leave: hand over if it leads, and close the directory; it waits seconds for a registry that does not answer.
 
         Parameters:
             hand_over: let a follower lead first, if one can.
         """
         registration = self._registration
+        self._view.leave()
         if hand_over and registration is not None and self._term is not None and self._term.is_serving:
             registration.stop()  # who is not registered is not in the set that the next leader begins with
             with contextlib.suppress(DMQError):
@@ -592,8 +593,8 @@ class Member:
             self.role = Role.WAITING
             self._tell_obstacle(str(Obstacle.DOUBTFUL) if replica.membership.doubtful else "")
             await self._view.wait(_AGAIN_SECONDS)
-        else:
-            await self._lead(replica, victory)
+            return
+        await self._lead(replica, victory)
 
     async def _lead(self, replica: Replica, victory: Victory) -> None:
         directory, epoch = self._directory, victory.record.epoch
@@ -677,9 +678,10 @@ class Member:
                 f"this is a member of shard {member.shard!r} of cluster {member.cluster}, not of {asked.shard!r} of "
                 f"{asked.cluster}: check the addresses in the registry"
             )
+        term, promise, now = self._term, self._post.promise, self._post.now()
         last_epoch, end = 0 if replica.last is None else replica.last.epoch, replica.end
-        if self._term is not None:
-            last_epoch, end = self._term.epoch, self._term.store.queries.end
+        if term is not None:
+            last_epoch, end = term.epoch, term.store.queries.end
         record = self._view.record
         return StandingReply(
             replica=member.replica_id,
@@ -688,16 +690,16 @@ class Member:
             now_ms=max(0, self._directory.clock.now_ms()),
             is_in_sync=record is not None and hex_id(member.replica_id) in record.in_sync,
             role=str(self.role),
-            committed=replica.applied if self._term is None else self._term.in_sync.committed,
-            promise_ms=round(max(0.0, self._post.promise.until - self._post.now()) * 1000),
+            committed=replica.applied if term is None else term.in_sync.committed,
+            promise_ms=round(max(0.0, promise.until - now) * 1000),
             revision=member.revision,
-            right="" if self._term is None else str(self._term.right),
-            obstacle="" if self._term is not None else self._obstacle,
-            damaged=len((replica if self._term is None else self._term.store).damage.ranges),
+            right="" if term is None else str(term.right),
+            obstacle="" if term is not None else self._obstacle,
+            damaged=len((replica if term is None else term.store).damage.ranges),
             is_doubtful=member.doubtful,
-            is_full=self._is_full and self.role is Role.WAITING
-            if self._term is None
-            else self._term.store.space.is_refusing,
+            is_full=self._is_full and self.role is Role.WAITING if term is None else term.store.space.is_refusing,
+            silent_ms=0 if term is not None else round(promise.silent_seconds(now) * 1000),
+            stalled_ms=0 if term is None else round(term.in_sync.seconds_uncommitted(now) * 1000),
         )
 
     async def state(self) -> MemberState:
@@ -756,8 +758,7 @@ class Member:
     def report(self) -> MemberReport:
         """Where it stands."""
         view, replica, term = self._view, self._replica, self._term
-        record = view.record
-        leader = None if view.leader is None else view.leader.replica
+        record, leader = view.record, None if view.leader is None else view.leader.replica
         named = {} if record is None else {one: name for name, one in record.members.items()}
         base = MemberReport(
             broker=self._place.broker,
@@ -781,14 +782,9 @@ class Member:
         if term is not None:
             return msgspec.structs.replace(base, **led(self._post, replica, term))
         if replica is not None:
-            epoch = base.epoch if self._intake is None else self._intake.epoch
+            epoch, committed = base.epoch if self._intake is None else self._intake.epoch, replica.applied
             return msgspec.structs.replace(
-                base,
-                epoch=epoch,
-                start=replica.start,
-                committed=replica.applied,
-                end=replica.end,
-                flushed=replica.flushed,
+                base, epoch=epoch, start=replica.start, committed=committed, end=replica.end, flushed=replica.flushed
             )
         return base
 

@@ -73,6 +73,11 @@ class Promise:
         """Until when it must not stand."""
         return self._until
 
+    def silent_seconds(self, now: float) -> float:
+        """How long ago a leader was last confirmed to, or this process began; 0 after a hand-over."""
+        given_at = self._until - self._seconds
+        return 0.0 if given_at == float("-inf") else max(0.0, now - given_at)
+
     def give(self, now: float) -> None:
         """A confirmation is about to be sent."""
         self._until = max(self._until, now + self._seconds)

@@ -47,6 +47,7 @@ class Checker:
         self.committed = 0
         self.epoch = 0  # the highest that served
         self.server = ""
+        self.begun = 0  # the highest whose start was committed
         self.queues: list[dict[int, bytes]] = [{} for _ in range(QUEUES)]
         self.next = [0] * QUEUES
         self.last_of: dict[tuple[int, bytes], int] = {}  # by queue and producer, its last sequence
@@ -61,9 +62,14 @@ class Checker:
     # --- the journal ------------------------------------------------------------------------------------------------
 
     def began(self, who: str, store: MessageStore) -> None:
-        """A leader's epoch is committed: it has everything that was committed before."""
-        visible = store.queries.visible
-        if visible < self.committed:
+        """A leader's epoch is committed: it has everything that was committed before.
+
+        One that stood still meanwhile may find that its epoch is committed when a later one is, too. What it has is
+        what was committed, and it may not serve, which is seen at each answer.
+        """
+        visible, epoch = store.queries.visible, store.queries.epoch
+        is_deposed, self.begun = epoch < self.begun, max(epoch, self.begun)
+        if visible < self.committed and not is_deposed:
             self.violated(
                 f"{who} leads epoch {store.queries.epoch} with {visible} committed, and {self.committed} was before"
             )

@@ -34,7 +34,15 @@ _HISTORY_LINES = 400
 
 
 class Violation(AssertionError):
-    """The shard broke its word."""
+    """The shard broke its word.
+
+    Parameters:
+        sentences: what is wrong, without the history.
+    """
+
+    def __init__(self, message: str, sentences: str) -> None:
+        super().__init__(message)
+        self.sentences = sentences
 
 
 class Cluster:
@@ -225,7 +233,8 @@ class Cluster:
     def fail(self, *sentences: str) -> NoReturn:
         lines = [f"{at:10.3f} {who:>2} {what}" for at, who, what in self.history[-_HISTORY_LINES:]]
         what = "\n".join(sentences)
-        raise Violation(f"seed {self.seed}, at {self.schedule.now:.3f}: {what}\n" + "\n".join(lines) + f"\n{what}")
+        message = f"seed {self.seed}, at {self.schedule.now:.3f}: {what}\n" + "\n".join(lines) + f"\n{what}"
+        raise Violation(message, what)
 
     def await_progress(self, what: str, until: Callable[[], bool]) -> None:
         if not self.pass_time(_PROGRESS_SECONDS, until):

@@ -13,6 +13,7 @@ from dmq.storage.journal.journal import FOLDER
 from dmq.storage.replica import Replica
 from dmq.storage.upkeep.identity import Membership, parse_identity
 from dmq.testing import MemoryFiles
+from dmq.testing.disk.crash import Keep
 from tests.fault.shard.clock import ClockMode, MachineClock
 from tests.fault.shard.loop import VirtualLoop
 from tests.fault.shard.network import SimulatedPeers
@@ -49,7 +50,7 @@ class Process:
         self.disk_seconds = (0.0005, 0.006)
         self.wanted = False
         self.starts = 0
-        self.is_mended = True
+        self._is_mending = False
         self._mending_in = -1  # the life in which it was asked to mend last
         self._flushed = 0
         self._replica: Replica | None = None  # the last that its process had
@@ -126,14 +127,23 @@ class Process:
         """It is asked to look through its journal, and to mend it; again, if its process ended before it was done."""
         if self._mending_in == self.starts or self.member is None:
             return
-        self._mending_in, self.is_mended = self.starts, False
+        self._mending_in, self._is_mending = self.starts, True
 
         async def mend(member: Member) -> Any:
             mended = await member.mend()
-            self.is_mended = not mended.left
+            self._is_mending = False
             return mended
 
         self._run(mend, "mend")
+
+    @property
+    def is_mended(self) -> bool:
+        """Whether it has looked through its journal, and nothing is damaged that the leader has not dropped.
+
+        What no other member could give at that moment is mended later, by itself.
+        """
+        member = self.member
+        return not self._is_mending and member is not None and member.report().damaged == 0
 
     def _run(self, ask: Callable[[Member], Coroutine[Any, Any, Any]], what: str) -> None:
         member, loop = self.member, self.loop
@@ -195,13 +205,17 @@ class Process:
         if self.wanted:
             self.start()
 
-    def crash(self, *, power: bool = False) -> None:
-        """It dies on the spot; with the power, all that was not flushed may go."""
+    def crash(self, *, power: bool = False, keep: Keep | None = None) -> None:
+        """It dies on the spot; with the power, all that was not flushed may go.
+
+        Parameters:
+            keep: what stays of that; drawn if left out.
+        """
         if self.member is None:
             return
         self._bury(is_silent=power)
         if power:
-            self.files = self.files.crash(self._rng)
+            self.files = self.files.crash(self._rng, keep)
             self.clock.reboot()
         else:
             self.files = self.files.kill()

@@ -183,7 +183,12 @@ def a_set_grows_late(cluster: Cluster) -> None:
     _grows(cluster, Fate.LATE)
 
 
-def _grows(cluster: Cluster, fate: Fate) -> None:
+def a_set_grows_much_later(cluster: Cluster) -> None:
+    """The record gets a member after the leader has no more reason to want it there."""
+    _grows(cluster, Fate.LATE, 2 * cluster.member_settings.lag_seconds)
+
+
+def _grows(cluster: Cluster, fate: Fate, seconds: float = 6.0) -> None:
     leader, one, other = roles(cluster)
     leave(cluster, other, leader)
     written: list[bool] = []
@@ -198,10 +203,42 @@ def _grows(cluster: Cluster, fate: Fate) -> None:
     cluster.pass_time(30, lambda: bool(written), at_once=True)
     cut(cluster, leader, other)
     cut(cluster, one, other)
-    cluster.pass_time(6)
+    cluster.pass_time(seconds)
     cluster.registry.land_late()
     cluster.pass_time(0.5)
     left_to(cluster, other, leader, one)
+
+
+def a_start_is_lost(cluster: Cluster) -> None:
+    """A leader loses the start of its epoch with its power, when its follower has it already."""
+    before, *others = roles(cluster)
+    pause_seconds = cluster.clients.pause_seconds
+    quiet(cluster)
+    before.wanted = False
+    before.crash(power=True)
+
+    def is_elected(process: Process) -> bool:
+        record = cluster.record
+        return record is not None and record.epoch == 2 and record.leader == cluster.replica_of(process)
+
+    def has_start() -> bool:
+        replica = None if follower.member is None else follower.member._replica
+        return replica is not None and replica.last is not None and replica.last.epoch == 2
+
+    cluster.pass_time(60, lambda: any(map(is_elected, others)), at_once=True)
+    leader, follower = sorted(others, key=is_elected, reverse=True)
+    leader.disk_seconds = (2.5, 2.5)
+    cluster.pass_time(10, has_start, at_once=True)
+    follower.line.loses_requests = follower.line.loses_answers = True
+    leader.crash(power=True, keep="nothing")
+    leader.disk_seconds = (0.0005, 0.006)
+    cluster.pass_time(1)
+    leader.start()
+    cluster.pass_time(20)
+    follower.line.mend()
+    cluster.clients.pause_seconds = pause_seconds
+    must_lead(cluster, "led after the start of an epoch was lost", leader, follower)
+    before.start()
 
 
 def is_growing(operations: Sequence[Operation]) -> bool:
@@ -390,6 +427,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     a_set_shrinks_unheard,
     a_set_grows_unanswered,
     a_set_grows_late,
+    a_set_grows_much_later,
+    a_start_is_lost,
     a_member_is_wiped,
     a_copy_is_put_back,
     a_registry_is_put_back,

@@ -210,3 +210,18 @@ def test_no_set_in_force_lacks_a_member_that_has_everything_committed(seed: int)
         assert len(record) >= 2
         for replica in record:
             assert flushed[replica] >= committed, f"{replica} could be elected and lacks what is committed"
+
+
+def test_how_long_something_has_waited_for_its_commit() -> None:
+    in_sync = InSyncSet(1, [1, 2], epoch_end=10, began_at=100.0, min_in_sync=2)
+    assert in_sync.seconds_uncommitted(101.0) == 0.0
+    in_sync.wrote(50, 102.0)
+    in_sync.wrote(90, 104.0)
+    in_sync.commit(90)
+    assert in_sync.seconds_uncommitted(107.0) == 5.0
+    in_sync.confirmed(2, 60, 107.0)
+    in_sync.commit()
+    assert in_sync.seconds_uncommitted(107.0) == 3.0
+    in_sync.confirmed(2, 90, 107.0)
+    in_sync.commit()
+    assert in_sync.seconds_uncommitted(107.0) == 0.0

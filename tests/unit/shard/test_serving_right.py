@@ -59,3 +59,13 @@ def test_while_a_leader_trusts_a_promise_its_giver_does_not_stand(
         echo = max(echo, sent)  # the confirmation that echoes it has come by now
     if right_to_serve(now, GONE, (2,), {2: echo}) is Right.PROMISES:
         assert not promise.is_over(now * rate)
+
+
+def test_a_promise_tells_since_when_no_leader_was_heard() -> None:
+    promise = Promise(10.0, promise_seconds=4.0)
+    assert promise.silent_seconds(11.0) == 1.0
+    promise.give(20.0)
+    assert promise.silent_seconds(20.0) == 0.0
+    assert promise.silent_seconds(29.5) == 9.5
+    promise.release()
+    assert promise.silent_seconds(40.0) == 0.0

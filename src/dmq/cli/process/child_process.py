@@ -28,6 +28,7 @@ __all__ = ["ChildProcess", "pause_after", "stop_children", "stop_event", "watch_
 
 _READY_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 15.0
+_LATER_SECONDS: Final = 3.0  # for those that end after the others: nobody needs them any more
 # A process that ends by itself so soon after its start, so often in a row, will not do better at once.
 _SOON_SECONDS: Final = 10.0
 _DEATHS_MAX: Final = 5
@@ -183,15 +184,20 @@ def watch_children(children: Sequence[ChildProcess]) -> None:
 
 
 def stop_children(*groups: Sequence[ChildProcess], seconds: float = STOP_SECONDS) -> None:
-    """Have all end, one group after the other, and kill what takes longer; more signals change nothing."""
+    """Have all end, one group after the other, and kill what takes longer; more signals change nothing.
+
+    Parameters:
+        seconds: for the first group; the others have less.
+    """
     for number in _SIGNALS:
         signal.signal(number, lambda *_: None)
-    deadline = time.monotonic() + seconds
     for group in groups:
+        deadline = time.monotonic() + seconds
         for child in group:
             child.ask_to_stop()
         for child in group:
             child.stop(deadline)
+        seconds = min(seconds, _LATER_SECONDS)
 
 
 def _prctl() -> Callable[[int, int], object]:

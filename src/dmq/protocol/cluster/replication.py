@@ -108,6 +108,8 @@ class StandingReply(Header, frozen=True):
     damaged: U32 = 0  # ranges of its journal
     is_doubtful: bool = False  # it may lack what it has confirmed: others do not compare with it alone
     is_full: bool = False  # its disk takes no more of the journal
+    silent_ms: Amount = 0  # since it last heard a leader, if it does not lead
+    stalled_ms: Amount = 0  # how long the oldest waits of what it wrote as a leader and is not committed
 
 
 class Handover(Header, frozen=True):

@@ -54,6 +54,7 @@ DEFAULT_PORT: Final = 9610
 PULL_SECONDS: Final = 3600.0
 _BEATS_A_SESSION: Final = 4
 _TURNS: Final = 3  # of the loop, until what has arrived is taken, and who waits for it is told
+_CLOSE_SECONDS: Final = 1.0  # that the end of a session may take; then it ends by itself
 _PAUSE_SECONDS_MIN: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
 _SETTLED: Final = (RegistryConflict, SessionExpired, UnknownEntry, InvalidRequest)
@@ -208,7 +209,7 @@ class NameServerClient:
         link, session = self._link, self.session
         if link is not None and session:
             with contextlib.suppress(LinkLost, DMQError, TimeoutError):
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(min(self._patience, _CLOSE_SECONDS)):
                     await link.request(Command.REGISTRY_CLOSE, headers.RegistryClose(session))
         if self._keeper is not None:
             self._keeper.cancel()

@@ -50,6 +50,7 @@ __all__ = ["ZooKeeperClient"]
 log = EventLog(__name__)
 
 PULL_SECONDS: Final = 3600.0
+_CLOSE_SECONDS: Final = 1.0  # that the end of a session may take; then it ends by itself
 _PREFIXES_MAX: Final = 256
 _NEAR_SECONDS: Final = 0.05  # kazoo tells two thirds of what was granted, rounded
 _NUMBERS: Final = (1 << 64) - 1
@@ -212,7 +213,7 @@ class ZooKeeperClient:
         if link is not None:
             over = link.close()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(min(self._patience, _CLOSE_SECONDS)):
                     await over.wait()
         self._tenure.end()
 

@@ -242,6 +242,7 @@ class Operations:
                 version=entry.version,
                 leader=None if held is None else decode_content(LeaderContent, held.value, path),
                 nodes=await self._members_of(record) if nodes is None else nodes,
+                session_seconds=self._registry.session_seconds,
                 own_obstacle=self.own_obstacle if name == self._shard else "",
             ),
             (await self.cluster()).id,

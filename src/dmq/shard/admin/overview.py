@@ -22,8 +22,11 @@ from dmq.shard.election import Obstacle
 __all__ = ["Finding", "MemberView", "Overview", "Sighting", "finding_header", "overview_of", "shard_header"]
 
 SKEW_MS: Final = 500  # of two clocks, from which on delays are late or early enough to be told
+_SILENT_MS: Final = 1500  # three signs of a leader that has nothing to send
+_STALLED_MS: Final = 2000
 _ROLES: Final = {"leading": "leader", "following": "follower"}
 _LEADING: Final = "leading"
+_FOLLOWING: Final = "following"
 _PARKED: Final = "parked"
 _DOWN: Final = "down"
 _UNKNOWN: Final = "unknown"
@@ -49,6 +52,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
         skews: by how many milliseconds a member's clock is ahead of ours.
         registry_down: why the registry does not answer; then its part is what it said last. Empty if it does.
         own_obstacle: why the member that is asked has not joined yet.
+        session_seconds: of a session with the registry; 0 if that is not known.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     skews: Mapping[str, int] = {}
     registry_down: str = ""
     own_obstacle: str = ""
+    session_seconds: float = 0.0
 
 
 class MemberView(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +97,18 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
         return self.node is not None and self.node.replica not in (None, self.replica)
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it runs, as far as the registry knows, and did not answer."""
+        return self.node is not None and not self.is_replaced and self.said is None
+
+    @property
     def claims_to_lead(self) -> bool:
         return self.said is not None and self.said.role == _LEADING
+
+    @property
+    def hears_leader(self) -> bool:
+        """Whether it follows, and a sign of its leader has come of late."""
+        return self.said is not None and self.said.role == _FOLLOWING and self.said.silent_ms < _SILENT_MS
 
     @property
     def obstacle(self) -> str:
@@ -116,6 +131,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def in_set(self) -> list[MemberView]:
         return [member for member in self.members if member.is_recorded]
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether no member has answered."""
+        return all(member.said is None for member in self.members)
 
     @property
     def is_stale(self) -> bool:
@@ -278,7 +298,7 @@ def _findings(view: Overview, seen: Sighting) -> Iterator[Finding]:
             f"{view.revision_seen}; nobody stands, and no set is changed",
             "bring the newest data of the registry back, or have it rebuilt by dmq cluster import --from-members",
         )
-    yield from _with_leader(view, is_led=seen.leader is not None) if view.leader else _without_leader(view)
+    yield from _with_leader(view, seen) if view.leader else _without_leader(view)
     yield from _about_members(view)
     yield from _about_record(view)
 
@@ -334,9 +354,9 @@ def _ghosts(view: Overview) -> str:
     return ", ".join(f"replica {replica}" for replica in view.record.in_sync if replica not in known)
 
 
-def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
+def _with_leader(view: Overview, seen: Sighting) -> Iterator[Finding]:
     record, leader = view.record, view.member(view.leader)
-    if not is_led:
+    if seen.leader is None:
         yield Finding(
             Severity.WARNING,
             f"{view.leader} leads without its entry in the registry: its session was lost, and it serves by the "
@@ -344,13 +364,8 @@ def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
             "it comes back with its next session; check the registry if this lasts",
         )
     if leader is not None and leader.said is None:
-        where = "" if leader.node is None else f" at {leader.node.replication_address}"
-        yield Finding(
-            Severity.WARNING,
-            f"the leader {view.leader} does not answer on its port for members{where}",
-            "check the network between the members: a leader that hears nobody in sync gives way after 20 s",
-        )
-    elif leader is not None and leader.said is not None and leader.said.right == _NONE:
+        yield _silent_leader(view, leader, seen.session_seconds)
+    if leader is not None and leader.said is not None and leader.said.right == _NONE:
         yield Finding(
             Severity.PROBLEM,
             f"{view.leader} leads and may not answer: its session in the registry is lost, and a member of the set is "
@@ -364,6 +379,9 @@ def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
             f"free some space there, or have a member lead whose disk has some: dmq shard handover {view.name}",
         )
     live = [member for member in view.members if member.is_in_sync and not member.is_replaced]
+    stalled_ms = 0 if leader is None or leader.said is None else leader.said.stalled_ms
+    if leader is not None and stalled_ms >= _STALLED_MS and len(live) >= record.least:
+        yield _stalled_leader(view, leader, stalled_ms / 1000)
     if len(live) < record.least:
         missing = _names(member for member in view.members if member not in live)
         yield Finding(
@@ -377,6 +395,41 @@ def _with_leader(view: Overview, *, is_led: bool) -> Iterator[Finding]:
         rest = "there is no other copy" if len(live) == 1 else "with one less, sends are refused"
         what = f"only {len(live)} of {record.replicas} are in sync: {rest}"
         yield Finding(Severity.WARNING, what, "bring the others back")
+
+
+def _stalled_leader(view: Overview, leader: MemberView, seconds: float) -> Finding:
+    """A leader writes, and those that must have it do not confirm it."""
+    others = [member for member in view.in_set if member is not leader]
+    missing = [member for member in others if member.said is None or member.lag]
+    return Finding(
+        Severity.PROBLEM,
+        f"what {leader.name} writes has not been committed for {seconds:.0f} s: sends wait for "
+        f"{_names(missing) or _names(others) or 'other members'}",
+        "look at their logs and disks, and at the network between the members: who keeps up no more leaves the in-sync "
+        "set after 10 s, and a leader that hears nobody of it gives way after 20 s",
+    )
+
+
+def _silent_leader(view: Overview, leader: MemberView, session_seconds: float) -> Finding:
+    """A leader does not answer us; if the others do not hear it either, it may be dead."""
+    others = [member for member in view.in_set if member is not leader and member.said is not None]
+    silent = [member for member in others if not member.hears_leader]
+    if not silent or len(silent) < len(others):
+        where = "" if leader.node is None else f" at {leader.node.replication_address}"
+        return Finding(
+            Severity.WARNING,
+            f"the leader {leader.name} does not answer on its port for members{where}",
+            "check the network between the members: a leader that hears nobody in sync gives way after 20 s",
+        )
+    since = min(0 if member.said is None else member.said.silent_ms for member in silent) / 1000
+    within = f" within {session_seconds:g} s of its end" if session_seconds else ""
+    return Finding(
+        Severity.PROBLEM,
+        f"the leader {leader.name} does not answer, and {_names(silent)} have heard nothing of it for {since:.0f} s: "
+        "sends wait",
+        f"if it has ended, so does its session in the registry{within}, and an election follows: ask again then. If "
+        "this lasts, it hangs, or the network between the members is cut: see its log",
+    )
 
 
 def _about_members(view: Overview) -> Iterator[Finding]:
@@ -411,6 +464,10 @@ def _about_members(view: Overview) -> Iterator[Finding]:
                 f"{name} is doubtful: its journal lost its end or was damaged, and it has not caught up since",
                 "it catches up with a leader by itself; if not, see its log and check its disk",
             )
+        if member.is_silent and name != view.leader and not view.is_unseen:
+            where = "" if member.node is None else f" at {member.node.replication_address}"
+            what = f"{name} does not answer on its port for members{where}"
+            yield Finding(Severity.WARNING, what, "look at the process, and at the network between the members")
         if name in view.record.drained:
             what = f"{name} is drained: it does not lead"
             yield Finding(Severity.WARNING, what, f"dmq shard drain {name} --undo puts it back in use")

@@ -153,7 +153,7 @@ class Registration:
     async def end(self) -> None:
         """Take the entry away, if the registry can be told."""
         try:
-            entry = await self._view.registry.read(self._path)
+            entry = await self._view.read(self._path)
             if entry is not None and entry.session in self._sessions:
                 await self._view.write([Delete(self._path, entry.version)])
         except (RegistryConflict, RegistryDown, SessionExpired, UnknownEntry, WriteUnknown) as error:

@@ -1,7 +1,7 @@
 """The view of a shard: what the registry says of it, kept up to date, and the one door for a member's writes.
 
 What always holds: reads and writes of one member never overlap, so what is read after a write was answered has it; what
-was known stays known while the registry does not answer.
+was known stays known while the registry does not answer; a member that leaves waits for it a few seconds in all.
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ C = TypeVar("C", bound=Content)
 # A registry that cannot be used now; what was asked of it is to be asked again later.
 UNAVAILABLE: Final = (RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat)
 _AGAIN_SECONDS: Final = 0.5
+_LEAVE_SECONDS: Final = 5.0  # of these, a hand-over may need three before it writes
+_LAST_WORD_SECONDS: Final = 2.0  # for one read or write of a member that leaves; the next is not tried after that
+_LEAVE_DOWN_SECONDS: Final = 1.0  # of a registry that did not answer before either
 _REREAD_SECONDS: Final = 10.0  # a watch may be told late; nothing waits longer than this
 
 
@@ -68,6 +71,8 @@ class ShardView:
         self._lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._is_wanted = asyncio.Event()
+        self._ends_at: float | None = None  # on the loop's clock: nothing is waited for any longer
+        self._limits: set[asyncio.Timeout] = set()  # of what is under way
 
     # --- what it says -----------------------------------------------------------------------------------------------
 
@@ -154,6 +159,13 @@ class ShardView:
             if changes.is_all or not {*map(name_of, changes.paths)}.isdisjoint(self._members):
                 return
 
+    def leave(self) -> None:
+        """This member leaves: from now on a registry that does not answer is waited for a few seconds in all."""
+        now = asyncio.get_running_loop().time()
+        self._ends_at = now + (_LEAVE_DOWN_SECONDS if self.is_down else _LEAVE_SECONDS)
+        for limit in self._limits:
+            limit.reschedule(min(self._ends_at, now + _LAST_WORD_SECONDS))
+
     # --- reading and writing ----------------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
@@ -224,13 +236,18 @@ class ShardView:
 
     async def write(self, operations: Sequence[Operation]) -> tuple[int | None, ...]:
         """As `Registry.write`. After a conflict everything has been read again."""
-        async with self._exchange():
+        async with self._exchange(late=WriteUnknown):
             try:
                 return await self.registry.write(operations)
             except RegistryConflict:
                 await self._read()
                 self.tell()
                 raise
+
+    async def read(self, path: str) -> Entry | None:
+        """As `Registry.read`."""
+        async with self._exchange():
+            return await self.registry.read(path)
 
     def put_record(self, record: ShardContent, version: int) -> Put:
         """The operation that puts another record in the place of the one that has this version."""
@@ -243,21 +260,42 @@ class ShardView:
         self.tell()
 
     @contextlib.asynccontextmanager
-    async def _exchange(self) -> AsyncIterator[None]:
-        async with self._lock:
+    async def _exchange(self, *, late: type[RegistryDown | WriteUnknown] = RegistryDown) -> AsyncIterator[None]:
+        """One at a time.
+
+        Parameters:
+            late: what it is when this member leaves and waits no longer.
+        """
+        try:
+            async with self._limit(), self._lock:
+                try:
+                    yield
+                except RegistryDown as error:
+                    self._is_there(error)
+                    raise
+                except WrongFormat as error:
+                    self._is_there(None)
+                    self._found(str(error))
+                    raise
+                except DMQError:
+                    raise
+                else:
+                    self._is_there(None)
+        except TimeoutError:
+            self._ends_at = asyncio.get_running_loop().time()
+            raise late("this member leaves, and the registry did not answer in time") from None
+
+    @contextlib.asynccontextmanager
+    async def _limit(self) -> AsyncIterator[None]:
+        ends_at = self._ends_at
+        if ends_at is not None:
+            ends_at = min(ends_at, asyncio.get_running_loop().time() + _LAST_WORD_SECONDS)
+        async with asyncio.timeout_at(ends_at) as limit:
+            self._limits.add(limit)
             try:
                 yield
-            except RegistryDown as error:
-                self._is_there(error)
-                raise
-            except WrongFormat as error:
-                self._is_there(None)
-                self._found(str(error))
-                raise
-            except DMQError:
-                raise
-            else:
-                self._is_there(None)
+            finally:
+                self._limits.discard(limit)
 
     def _is_there(self, error: RegistryDown | None) -> None:
         if self.is_down and error is None:

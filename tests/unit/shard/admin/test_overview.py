@@ -97,6 +97,40 @@ def test_a_leader_whose_port_is_blocked_is_told() -> None:
     assert "does not answer on its port for members at a:9613" in view.findings[0].what
 
 
+def test_followers_that_do_not_answer_are_told() -> None:
+    view = sight(said={"a": reply("a"), "b": reply("b")})
+    assert told(view) == [(Severity.WARNING, "c does not answer on its port for members at c:9613")]
+
+
+def test_a_leader_whose_writes_are_not_committed_is_a_problem() -> None:
+    view = sight(said={"a": reply("a", stalled_ms=7200), "b": reply("b")})
+    first = view.findings[0]
+    assert first.severity is Severity.PROBLEM
+    assert first.what == "what a writes has not been committed for 7 s: sends wait for c"
+    assert told(sight(said={name: reply(name, stalled_ms=300) for name in "abc"}))[0][0] is Severity.OK
+
+
+SILENT = {
+    "b": reply("b", role="waiting", silent_ms=3400, obstacle=Obstacle.LED),
+    "c": reply("c", silent_ms=2900),
+}
+
+
+def test_a_leader_that_nobody_hears_is_a_problem_that_an_election_ends() -> None:
+    view = sight(said=SILENT, session_seconds=6.0)
+    first = view.findings[0]
+    assert first.severity is Severity.PROBLEM
+    assert first.what == "the leader a does not answer, and b, c have heard nothing of it for 3 s: sends wait"
+    assert "within 6 s" in first.advice
+    assert "an election follows" in first.advice
+
+
+def test_a_leader_that_one_member_hears_serves() -> None:
+    view = sight(said=SILENT | {"c": reply("c", silent_ms=400)}, session_seconds=6.0)
+    assert "does not answer on its port for members" in view.findings[0].what
+    assert view.findings[0].severity is Severity.WARNING
+
+
 @pytest.mark.parametrize(
     ("more", "what", "advice"),
     [
@@ -233,6 +267,8 @@ def test_the_runbook_quotes_what_is_said(root: Path) -> None:
         sight(
             said={**{n: reply(n) for n in "ab"}, "c": reply("c", role="parked", obstacle="its journal has diverged")}
         ),
+        sight(said=SILENT),
+        sight(said={"a": reply("a", stalled_ms=7200), "b": reply("b")}),
         sight(**without("b", "c")),
         sight(**without("c")),
         sight(record(in_sync=pair), said={name: reply(name, end=1000 if name in "ab" else 400) for name in "abc"}),
@@ -243,5 +279,5 @@ def test_the_runbook_quotes_what_is_said(root: Path) -> None:
     ]
     said = [found.what for view in scenes for found in view.findings]
     quoted = runbook(root)
-    assert len(quoted) == 15
+    assert len(quoted) == 18
     assert [quote for quote in quoted if not any(quote in what for what in said)] == []
