@@ -29,7 +29,7 @@ from crc32c import crc32c
 
 from dmq.errors import StorageError
 from dmq.storage.file_pool import FilePool
-from dmq.storage.files import Files
+from dmq.storage.files import Files, is_refusal
 
 __all__ = [
     "FRAME_BYTES",
@@ -84,12 +84,21 @@ def read_exactly(pool: FilePool, path: str, position: int, size: int) -> bytes:
     """Bytes that must be there.
 
     Raises:
-        DerivedDamaged: they are not.
+        DerivedDamaged: they are not, or the disk refuses them twice.
     """
     try:
-        data = pool.read(path, position, size)
+        try:
+            data = pool.read(path, position, size)
+        except StorageError as error:
+            if not is_refusal(error):
+                raise
+            data = pool.read(path, position, size)  # it may have been a passing trouble, and a rebuild costs much
     except FileNotFoundError:
         raise DerivedDamaged(f"{path} is missing") from None
+    except StorageError as error:
+        if not is_refusal(error):
+            raise
+        raise DerivedDamaged(f"{path} cannot be read: {error.message}") from error
     if len(data) != size:
         raise DerivedDamaged(f"{path} is too short")
     return data
