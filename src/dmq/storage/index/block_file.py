@@ -33,6 +33,7 @@ from dmq.storage.files import Files, is_refusal
 
 __all__ = [
     "FRAME_BYTES",
+    "PIECE_ENTRIES",
     "BlockCache",
     "BlockFile",
     "DerivedDamaged",
@@ -125,6 +126,7 @@ def write_framed(files: Files, path: str, magic: bytes, payload: bytes) -> None:
 
 
 BLOCK_BYTES: Final = 4096
+PIECE_ENTRIES: Final = 1 << 16  # that are read, sorted and written at a time, so that a merge takes little memory
 _TRAILER: Final = struct.Struct(">II")
 _PAYLOAD: Final = BLOCK_BYTES - _TRAILER.size
 
@@ -282,7 +284,7 @@ class Section:
         table = self._load(self._block + first, last - first + 1)
         return table[start - first * self._per_block : stop - first * self._per_block]
 
-    def pieces(self, start: int = 0, size: int = 1 << 16) -> Iterable[Table]:
+    def pieces(self, start: int = 0, size: int = PIECE_ENTRIES) -> Iterable[Table]:
         """All entries from `start` on, in slices."""
         for at in range(start, self.count, size):
             yield self.slice(at, at + size)
