@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final, NamedTuple
 
-from dmq.errors import Damaged, OffsetGone
+from dmq.errors import Damaged, OffsetGone, StorageError
 from dmq.shard.place import OnDisk
-from dmq.storage.files import Buffer
+from dmq.storage.files import Buffer, is_refusal
 from dmq.storage.journal.unit import HEADER_BYTES, read_header, whole_units
 from dmq.storage.replica import Replica
 
@@ -81,4 +81,9 @@ class CommittedReader:
 
     async def _bytes(self, replica: Replica, start: int, size: int) -> bytes:
         read = replica.plan_read(start, size)
-        return b"" if read is None else await self._on_disk(read.run)
+        try:
+            return b"" if read is None else await self._on_disk(read.run)
+        except StorageError as error:
+            if not is_refusal(error):
+                raise
+            return b""  # as damage

@@ -13,8 +13,8 @@ import errno
 import fcntl
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from dmq.errors import (
     DirectoryInUse,
@@ -24,7 +24,7 @@ from dmq.errors import (
     TooManyFiles,
 )
 
-__all__ = ["Buffer", "DiskUsage", "File", "Files", "OsFiles", "storage_error"]
+__all__ = ["Buffer", "DiskUsage", "File", "Files", "OsFiles", "is_refusal", "read_readable", "storage_error"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -32,6 +32,8 @@ Buffer = bytes | bytearray | memoryview
 _IOV_MAX = 1024
 _RANDOM_BYTES = 1 << 20
 _PAGE = 4096
+# What reading answers where the disk does not have the bytes any more, or a file system's own checksum says so.
+_REFUSALS: Final = frozenset((errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EILSEQ, errno.EREMOTEIO))
 _GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION: another file that gets the same number has another one
 
 
@@ -171,6 +173,46 @@ def storage_error(error: OSError, what: str, path: str) -> StorageError:
             f"out of file descriptors while trying to {what} {path}: raise the limit (ulimit -n)", path=path
         )
     return StorageError(f"could not {what} {path}: {error.strerror}", path=path, errno=error.errno)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether it was the disk that could not give the bytes, so that no other file and no other place is concerned."""
+    return isinstance(error, StorageError) and error.detail.get("errno") in _REFUSALS
+
+
+def read_readable(
+    read: Callable[[int, int], bytes], position: int, size: int, refused: list[StorageError] | None = None
+) -> bytes:
+    """Bytes of a file, with zeros for the blocks that the disk cannot read.
+
+    Parameters:
+        refused: gets what the disk said, once for each of these blocks.
+
+    Raises:
+        StorageError: it is not the disk that fails.
+    """
+    try:
+        return read(position, size)
+    except StorageError as error:
+        if not is_refusal(error):
+            raise
+    parts: list[bytes] = []
+    at = position
+    while at < position + size:
+        want = min(_PAGE - at % _PAGE, position + size - at)
+        try:
+            part = read(at, want)
+        except StorageError as error:
+            if not is_refusal(error):
+                raise
+            part = bytes(want)
+            if refused is not None:
+                refused.append(error)
+        parts.append(part)
+        if len(part) < want:
+            break
+        at += want
+    return b"".join(parts)
 
 
 @contextlib.contextmanager

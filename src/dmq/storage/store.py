@@ -26,7 +26,7 @@ from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
 from dmq.storage.disk_space import DiskSpace
 from dmq.storage.file_pool import FilePool
-from dmq.storage.files import Buffer, Files
+from dmq.storage.files import Buffer, Files, is_refusal
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import SegmentRead
 from dmq.storage.journal.scanner import Scanner, UnitsRead, units_at
@@ -34,6 +34,7 @@ from dmq.storage.journal.unit import HEADER_BYTES, Unit, read_header
 from dmq.storage.journal.unit_draft import Batch, Placement
 from dmq.storage.journal.unit_writer import Beginning, FlushTicket, Lone, Writer
 from dmq.storage.queries import Queries
+from dmq.storage.read.read_failures import ReadFailures
 from dmq.storage.read.reader import Reader
 from dmq.storage.replica import LastUnit, Replica
 from dmq.storage.state.events import EpochStarted, Event, PositionSet, TopicDropped, TopicPut
@@ -186,7 +187,8 @@ class MessageStore:
         self.retention = Retention(self._journal, self.settings)
         self._delays_left: list[Delay] = []  # of segments about to go, still to be carried forward
         self.is_retaining = False  # segments are about to go, and not all of what is wanted of them is carried
-        self._reader = Reader(self._journal, self._derived, self.settings.read_cache_bytes)
+        self.read_failures = ReadFailures(self._clock.monotonic)
+        self._reader = Reader(self._journal, self._derived, self.settings.read_cache_bytes, failures=self.read_failures)
         self._writer = Writer(
             self._journal, self._derived, self._reader.cache, self.settings, clock=self._clock, begin=begin
         )
@@ -200,7 +202,10 @@ class MessageStore:
             rebuild=self._rebuild,
         )
         self.damage = Damage(
-            self._journal, lambda: self._derived, lambda: self._rebuild(DerivedDamaged("damage was passed over"))
+            self._journal,
+            lambda: self._derived,
+            lambda: self._rebuild(DerivedDamaged("damage was passed over")),
+            failures=self.read_failures,
         )
         self.queries.may_be_mended = self.damage.may_be_mended
         self._checkpointed = -1 if self._checkpointer.in_force is None else self._checkpointer.in_force.offset
@@ -241,6 +246,8 @@ class MessageStore:
             "transactions": len(state.transactions),
             "delays": self._derived.wheel.pending,
             "damage": len(self._derived.damage),
+            "read_failures": self.read_failures.count,
+            "doubtful": len(self.read_failures),
             "refusing": self.space.is_refusing,
             "failed": self.has_failed,
         }
@@ -434,7 +441,12 @@ class MessageStore:
         if not self._journal.start < offset <= self._derived.applied:
             return None
         start = self.queries.healed(lambda: self._derived.lookup.unit_holding(offset - 1))
-        header = read_header(self._journal.read_available(start, HEADER_BYTES))
+        try:
+            header = read_header(self._journal.read_available(start, HEADER_BYTES))
+        except StorageError as error:
+            if not is_refusal(error):
+                raise
+            return None
         return None if header is None or start + header.length != offset else LastUnit(header.epoch, header.crc)
 
     def confirm_replicated(self, offset: int) -> None:
@@ -571,9 +583,8 @@ class MessageStore:
         if self._plan is not None:
             self._plan.give_up()
         old, visible = self._derived, self._writer.visibility.visible
-        derived, _ = rebuild(
-            self._disk, Scanner(self._journal), self._checkpointer, Recovered(), end=visible, known_durable=visible
-        )
+        scanner = Scanner(self._journal, passes=self.damage.ranges)
+        derived, _ = rebuild(self._disk, scanner, self._checkpointer, Recovered(), end=visible, known_durable=visible)
         for unit in self._writer.visibility.pending:
             derived.state.remember_producers(unit)
         derived.wheel.take_over_flights(old.wheel)
@@ -631,7 +642,7 @@ class MessageStore:
             return 0
         if any(self.damage.may_be_mended(offset, offset + 1) for offset in lost):
             log.warning(
-                "retention waits for a copy of damaged messages from another member", once_for=(), count=len(lost)
+                "retention waits: messages that it carries forward cannot be read for now", once_for=(), count=len(lost)
             )
             return 0
         if self._writer.replicates and self._journal.end != end:

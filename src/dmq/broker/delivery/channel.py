@@ -57,6 +57,7 @@ _DOOMED_BATCH: Final = 1024
 _DOOMED_ROUNDS: Final = 8
 _NOBODY: Final = Holder("")
 _HELD_MS: Final = 250
+_REFUSED_MS: Final = 2000  # what a disk refuses may take it seconds to refuse
 _OTHERS_MS: Final = 1000  # so long a member that let a lease run out does not get its messages again if others may
 # Of a record: when it was sent, and how much later it was stored.
 _TIMES: Final = Struct(f">q{STORE_TIME_AT - SEND_TIME_AT - 8}xI")
@@ -436,11 +437,14 @@ class Channel:
         return Handed(number, lease, lengths, pieces, size=size, ids=ids, sought=cursor.sought, topic=name)
 
     def _skip(self, queue: int, cursor: Cursor, proposal: Proposal, error: DMQError, now_ms: int) -> None:
-        """The messages of a proposal cannot be read: they wait for a copy from another member, or are passed over."""
+        """The messages of a proposal cannot be read: they wait for a copy from another member or for a disk that
+        refuses them, or are passed over."""
         is_gone, detail = isinstance(error, OffsetGone), error.detail
         waits = not is_gone and self._queries.may_be_mended(detail["start"], detail["end"])
+        refused = waits and detail.get("may_pass", False)
+        what = "messages wait for a copy from another member" if waits else "messages passed over"
         log.warning(
-            "messages wait for a copy from another member" if waits else "messages passed over",
+            "messages wait for a disk that refuses them" if refused else what,
             once_for=(self.topic.name, self.group.name, queue, waits),
             topic=self.topic.name,
             group=self.group.name,
@@ -450,7 +454,7 @@ class Channel:
         if waits:
             cursor.release(proposal, now_ms)
             self.selection.unmark(queue)
-            self._held[queue] = now_ms + _HELD_MS
+            self._held[queue] = now_ms + (_REFUSED_MS if refused else _HELD_MS)
             return
         resume = int(detail["first"] if is_gone else detail["next"])
         looked = Looked(min(resume, proposal.stop), (), reason=GONE if is_gone else DAMAGED)

@@ -299,9 +299,15 @@ class Channels:
         for channel in pumping:
             try:
                 channel.pump(now_ms)
-            except Exception:
-                topic, group = channel.topic.name, channel.group.name
-                log.exception("delivery failed", once_for=(topic, group), topic=topic, group=group)
+            except Exception as error:
+                log.error(
+                    "delivery failed, and is tried again",
+                    once_for=(topic := channel.topic.name, group := channel.group.name),
+                    topic=topic,
+                    group=group,
+                    error=error,
+                    exc_info=None if isinstance(error, DMQError) else error,
+                )
                 # Maybe it was the disk, or a lack of files: nothing else might ever ask again.
                 self._loop.call_later(_AGAIN_SECONDS, self.pump_soon, channel)
 

@@ -143,6 +143,16 @@ FIGURES: Final[dict[str, Metric]] = {
         ("store_transactions", "dmq_transactions_open", "Transactions that are neither committed nor rolled back."),
         ("store_delays", "dmq_delays_pending", "Delayed messages that are not due yet."),
         ("store_damage", "dmq_journal_damaged_ranges", "Ranges of the journal that cannot be read."),
+        (
+            "store_read_failures",
+            "dmq_journal_read_failures_total",
+            "Reads of the journal that the disk refused (an I/O error).",
+        ),
+        (
+            "store_doubtful",
+            "dmq_journal_doubtful_ranges",
+            "Ranges that the disk refused to read, and that are asked for again.",
+        ),
         ("store_mended", "dmq_journal_mended_ranges_total", "Of those, ranges that came back from another member."),
         ("scrub_rounds", "dmq_scrub_rounds_total", "Times the whole journal was looked through for damage."),
         ("scrub_bytes", "dmq_scrub_bytes_total", "Bytes of the journal that were looked through."),

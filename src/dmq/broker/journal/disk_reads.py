@@ -157,17 +157,17 @@ class DiskReads:
         return [answers[number] for number in range(len(questions))]
 
     def _answer(self, question: Callable[[], T]) -> T:
-        """What the store says; damage that another member may mend is no answer yet."""
+        """What the store says; damage that another member may mend, or that may pass, is no answer yet."""
         try:
             return question()
         except Damaged as error:
             start, end = error.detail.get("start", 0), error.detail.get("end", 0)
             if not self._queries.may_be_mended(start, end):
                 raise
-            raise Busy(
-                f"journal bytes {start}-{end} are damaged here, and come from another member: try again shortly",
-                retry_after_ms=_AGAIN_MS,
-            ) from error
+            why = "are damaged here, and come from another member"
+            if error.detail.get("may_pass"):
+                why = "are refused by the disk, and asked for again"
+            raise Busy(f"journal bytes {start}-{end} {why}: try again shortly", retry_after_ms=_AGAIN_MS) from error
 
     async def work(self, task: Callable[[], T]) -> T:
         """Do something in a thread that takes long and touches nothing of the store."""

@@ -303,7 +303,9 @@ class _Worker:
         gathered, lost = await self._journal.reads.ask(lambda: self._queries.gather(offsets))
         if lost and self._queries.may_be_mended(lost[0], lost[0] + 1):
             self._mending += lost
-            log.warning("delayed messages wait for a copy from another member", once_for=(), count=len(lost))
+            log.warning(
+                "delayed messages wait: the journal cannot be read at them for now", once_for=(), count=len(lost)
+            )
             taken = [delay for delay in taken if delay.offset not in frozenset(lost)]
         elif lost:
             # Kept as handed out: the journal's damage is reported, and a copy of it may be restored.

@@ -447,7 +447,7 @@ class Transactions:
         if any(queries.may_be_mended(offset, offset + 1) for offset in gone):
             # Nothing is written: the messages of a transaction end together.
             raise Busy(
-                "a prepared message is damaged here, and comes from another member: try again shortly",
+                "a prepared message cannot be read here for now: try again shortly",
                 retry_after_ms=_AGAIN_MS,
             )
         lost = {moving[offset] for offset in gone}

@@ -151,6 +151,15 @@ def _store(stats: dict[str, float]) -> Iterator[Finding]:
     if stats.get("store_damage"):
         what = f"{stats['store_damage']:.0f} damaged ranges were found"
         yield Finding(check, State.PROBLEM, what, "dmq journal verify DIR tells which, and what to do")
+    if stats.get("store_doubtful"):
+        what = (
+            f"{stats['store_doubtful']:.0f} ranges of the journal are refused by its disk; their queues wait for them"
+        )
+        advice = "look at the disk (dmesg, smartctl): after half a minute they count as damaged, and are passed over"
+        yield Finding(check, State.PROBLEM, what, advice)
+    elif stats.get("store_read_failures"):
+        what = f"its disk refused {stats['store_read_failures']:.0f} reads of the journal since the start"
+        yield Finding(check, State.WARNING, what, "look at the disk (dmesg, smartctl), and replace it before it fails")
 
 
 def _dead_letters(stats: dict[str, float]) -> Iterator[Finding]:

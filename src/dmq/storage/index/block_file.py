@@ -29,10 +29,11 @@ from crc32c import crc32c
 
 from dmq.errors import StorageError
 from dmq.storage.file_pool import FilePool
-from dmq.storage.files import Files
+from dmq.storage.files import Files, is_refusal
 
 __all__ = [
     "FRAME_BYTES",
+    "PIECE_ENTRIES",
     "BlockCache",
     "BlockFile",
     "DerivedDamaged",
@@ -84,12 +85,21 @@ def read_exactly(pool: FilePool, path: str, position: int, size: int) -> bytes:
     """Bytes that must be there.
 
     Raises:
-        DerivedDamaged: they are not.
+        DerivedDamaged: they are not, or the disk refuses them twice.
     """
     try:
-        data = pool.read(path, position, size)
+        try:
+            data = pool.read(path, position, size)
+        except StorageError as error:
+            if not is_refusal(error):
+                raise
+            data = pool.read(path, position, size)  # it may have been a passing trouble, and a rebuild costs much
     except FileNotFoundError:
         raise DerivedDamaged(f"{path} is missing") from None
+    except StorageError as error:
+        if not is_refusal(error):
+            raise
+        raise DerivedDamaged(f"{path} cannot be read: {error.message}") from error
     if len(data) != size:
         raise DerivedDamaged(f"{path} is too short")
     return data
@@ -116,6 +126,7 @@ def write_framed(files: Files, path: str, magic: bytes, payload: bytes) -> None:
 
 
 BLOCK_BYTES: Final = 4096
+PIECE_ENTRIES: Final = 1 << 16  # that are read, sorted and written at a time, so that a merge takes little memory
 _TRAILER: Final = struct.Struct(">II")
 _PAYLOAD: Final = BLOCK_BYTES - _TRAILER.size
 
@@ -273,7 +284,7 @@ class Section:
         table = self._load(self._block + first, last - first + 1)
         return table[start - first * self._per_block : stop - first * self._per_block]
 
-    def pieces(self, start: int = 0, size: int = 1 << 16) -> Iterable[Table]:
+    def pieces(self, start: int = 0, size: int = PIECE_ENTRIES) -> Iterable[Table]:
         """All entries from `start` on, in slices."""
         for at in range(start, self.count, size):
             yield self.slice(at, at + size)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import File, Files
-from dmq.storage.index.block_file import FRAME_BYTES, DerivedDamaged, frame, read_exactly, read_framed
+from dmq.storage.index.block_file import FRAME_BYTES, PIECE_ENTRIES, DerivedDamaged, frame, read_exactly, read_framed
 
 __all__ = [
     "ENTRY_BYTES",
@@ -109,7 +109,6 @@ FOLDER: Final = "runs"
 _MAGIC: Final = b"DMQR"
 _TABLE: Final = np.dtype([("key", ">u8"), ("first", ">u8"), ("count", ">u8"), ("position", ">u8")])
 _WRITE_BYTES: Final = 4 << 20
-_PIECE: Final = 1 << 17  # entries that a merge holds at a time
 _GONE: Final = (1 << 63) - 1
 
 
@@ -218,15 +217,18 @@ def write_run(files: Files, path: str, tails: Mapping[int, Tail]) -> None:
     offsets = np.frombuffer(b"".join(tails[key].offsets for key in keys), np.uint64)
     lengths = np.frombuffer(b"".join(tails[key].lengths for key in keys), np.uint32)
     tags = np.frombuffer(b"".join(tails[key].tags for key in keys), np.uint16)
-    within = np.arange(len(offsets), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
-    queue_offsets = np.repeat(table["first"].astype(np.uint64), counts) + within.astype(np.uint64)
-    entries = pack_entries(
-        np.repeat(table["key"].astype(np.uint64), counts), queue_offsets, offsets, lengths, tags=tags
-    )
+    of = np.repeat(table["key"].astype(np.uint64), counts)
+    # The first offset of a queue, less the place of its first entry here.
+    firsts = table["first"].astype(np.int64) - (np.cumsum(counts) - counts)
+    queue_offsets = (np.repeat(firsts, counts) + np.arange(len(offsets), dtype=np.int64)).view(np.uint64)
     file = files.open(path, create=True, write=True)
     try:
         file.truncate(0)
-        file.write(0, (head, entries.tobytes()))
+        file.write(0, (head,))
+        for at in range(0, len(offsets), PIECE_ENTRIES):
+            some = slice(at, at + PIECE_ENTRIES)
+            entries = pack_entries(of[some], queue_offsets[some], offsets[some], lengths[some], tags=tags[some])
+            file.write(len(head) + at * ENTRY_BYTES, (entries.tobytes(),))
         file.sync()
     finally:
         file.close()
@@ -238,7 +240,8 @@ def merge_runs(
     runs: Sequence[Run],
     *,
     first_kept: Callable[[int], int | None],
-    drain: Callable[[int, int, list[Entries]], bool],
+    drain: Callable[[int, int, int, Iterable[Entries]], bool],
+    piece_entries: int = PIECE_ENTRIES,
 ) -> None:
     """Write one flushed run with the entries of several, which follow each other in time.
 
@@ -246,25 +249,24 @@ def merge_runs(
         path: of the new run.
         runs: oldest first.
         first_kept: for a queue key, the oldest queue offset still wanted; None where the queue is gone.
-        drain: offered (key, first queue offset, entries); True means it took them and they need not stay in runs.
+        piece_entries: how many are in memory at a time, more or less.
+        drain: offered (key, first queue offset, count, entries in pieces); True means it took them and they need not
+            stay in runs.
     """
     rows: list[tuple[int, int, int]] = []
     file = files.open(path, create=True, write=True)
     try:
         file.truncate(0)
-        stretches = _Stretches(runs, first_kept)
+        stretches = _Stretches(runs, first_kept, piece_entries)
         # The table comes first in the file but is known last, so room is left for the largest it can become.
         start = FRAME_BYTES + _TABLE.itemsize * stretches.queues
         spill = _Writer(file, start)
         for piece in stretches.pieces():
-            entries = piece.entries()
-            at = 0
-            for key, first, count in piece.queues():
-                mine = entries[at : at + count]
-                at += count
-                if not drain(key, first, [mine]):
+            for key, first, count, parts in piece.queues():
+                if not drain(key, first, count, parts):
                     rows.append((key, first, count))
-                    spill.add(mine.tobytes())
+                    for part in parts:
+                        spill.add(part.tobytes())
         spill.flush()
         table = _table(rows)
         table["position"] += np.uint64(start - FRAME_BYTES - table.nbytes)
@@ -277,7 +279,8 @@ def merge_runs(
 class _Stretches:
     """What several runs have of each queue, as columns: by queue, and within a queue oldest first."""
 
-    def __init__(self, runs: Sequence[Run], first_kept: Callable[[int], int | None]) -> None:
+    def __init__(self, runs: Sequence[Run], first_kept: Callable[[int], int | None], piece_entries: int) -> None:
+        self.piece_entries = piece_entries
         keys = np.concatenate([run.keys for run in runs])
         firsts = np.concatenate([run.firsts for run in runs]).astype(np.int64)
         counts = np.concatenate([run.counts for run in runs]).astype(np.int64)
@@ -304,13 +307,16 @@ class _Stretches:
         self.begins = np.flatnonzero(np.concatenate([[True], ~same])) if len(order) else order
 
     def pieces(self) -> Iterator[_Piece]:
-        """Some whole queues at a time, so that only so much is in memory."""
+        """Some whole queues at a time, so that only so much is in memory; a large one alone, which gives its entries
+        in pieces."""
         ends = np.cumsum(self.counts)
         bounds = np.append(self.begins, len(self.keys)).tolist()
         start = 0
         for begin, end in itertools.pairwise(bounds):
             before = int(ends[start - 1]) if start else 0
-            if begin > start and int(ends[end - 1]) - before > _PIECE:
+            if (
+                begin > start and int(ends[end - 1]) - before > self.piece_entries
+            ):  # with this one they would be too many
                 yield _Piece(self, start, begin)
                 start = begin
         if start < len(self.keys):
@@ -329,13 +335,30 @@ class _Piece:
         self._counts, self._positions = of.counts[start:stop], of.positions[start:stop]
         self._numbers = of.numbers[start:stop]
 
-    def queues(self) -> list[tuple[int, int, int]]:
-        """Key, first queue offset and count of each queue."""
+    def queues(self) -> Iterator[tuple[int, int, int, Iterator[Entries]]]:
+        """Key, first queue offset, count, and entries in pieces, of each queue."""
         begins = np.flatnonzero(np.concatenate([[True], self._keys[1:] != self._keys[:-1]]))
-        counts = np.add.reduceat(self._counts, begins)
-        return list(zip(self._keys[begins].tolist(), self._firsts[begins].tolist(), counts.tolist(), strict=True))
+        counts = np.add.reduceat(self._counts, begins).tolist()
+        keys, firsts = self._keys[begins].tolist(), self._firsts[begins].tolist()
+        if len(keys) == 1 and counts[0] > self._of.piece_entries:
+            yield keys[0], firsts[0], counts[0], self._pieces()
+            return
+        entries, at = self._entries(), 0
+        for key, first, count in zip(keys, firsts, counts, strict=True):
+            mine = entries[at : at + count]
+            at += count
+            yield key, first, count, iter((mine,))
 
-    def entries(self) -> Entries:
+    def _pieces(self) -> Iterator[Entries]:
+        """The entries of the one queue that this is, in order."""
+        size = self._of.piece_entries
+        stretches = zip(self._numbers.tolist(), self._positions.tolist(), self._counts.tolist(), strict=True)
+        for number, position, count in stretches:
+            for at in range(0, count, size):
+                raw = self._of.read(number, position + at * ENTRY_BYTES, min(size, count - at))
+                yield np.frombuffer(raw, ENTRY_DTYPE)
+
+    def _entries(self) -> Entries:
         """All entries of all these queues, in order."""
         # Read as they lie in the files, neighbours together; then put in order, all at once.
         lying = np.lexsort((self._positions, self._numbers))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
 from dmq.storage.index.block_file import (
+    PIECE_ENTRIES,
     BlockCache,
     BlockFile,
     DerivedDamaged,
@@ -87,13 +88,91 @@ class _Pending:
         return units, hashes, _sorted_batches(batches)
 
 
-def _merged_hashes(table: Table) -> Table:
+def _sorted_hashes(table: Table) -> Table:
     # Several sorted stretches one after another, which is what a stable sort is good at.
     return table[np.argsort(table["hash"].astype(np.uint64), kind="stable")]
 
 
 def _sorted_batches(table: Table) -> Table:
     return table[np.lexsort((table["sequence"].astype(np.uint64), table["producer"].astype(np.uint64)))]
+
+
+def _hashes_through(table: Table, last: Any) -> int:
+    """How many entries of a sorted table are no greater than one."""
+    return int(np.searchsorted(table["hash"].astype(np.uint64), np.uint64(last["hash"]), side="right"))
+
+
+def _batches_through(table: Table, last: Any) -> int:
+    """How many entries of a sorted table are no greater than one."""
+    low, high = (
+        int(np.searchsorted(table["producer"].astype(np.uint64), np.uint64(last["producer"]), side=side))
+        for side in ("left", "right")
+    )
+    sequences = table["sequence"][low:high].astype(np.uint64)
+    return low + int(np.searchsorted(sequences, np.uint64(last["sequence"]), side="right"))
+
+
+def _merged(
+    sections: Sequence[Section], piece: int, order: Callable[[Table], Table], through: Callable[[Table, Any], int]
+) -> Iterator[Table]:
+    """The entries of several sorted sections in one order, some at a time, so that only so much is in memory.
+
+    Parameters:
+        piece: how many, more or less.
+        order: sorts some entries.
+        through: how many entries of a sorted table are no greater than one.
+    """
+    size = max(1, piece // max(1, len(sections)))
+    ways = [_Way(section, size) for section in sections]
+    while ways := [way for way in ways if way.has_more()]:
+        # Up to the least of the last entries at hand, all that there is of every section is at hand.
+        ends = np.concatenate([way.table[-1:] for way in ways if not way.is_last] or [order(_ends(ways))[-1:]])
+        last = order(ends)[0]
+        yield order(np.concatenate([way.take(through(way.table, last)) for way in ways]))
+
+
+def _ends(ways: Sequence[_Way]) -> Table:
+    ends: Table = np.concatenate([way.table[-1:] for way in ways])
+    return ends
+
+
+class _Way:
+    """A section on its way into a merge: what of it is at hand."""
+
+    def __init__(self, section: Section, size: int) -> None:
+        self._section = section
+        self._size = size
+        self._at = 0
+        self.table: Table = section.slice(0, 0)
+
+    def has_more(self) -> bool:
+        """Whether any is left; some of it is at hand then."""
+        if not len(self.table):
+            self.table = self._section.slice(self._at, self._at + self._size)
+            self._at += len(self.table)
+        return len(self.table) > 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether all that is left is at hand."""
+        return self._at >= self._section.count
+
+    def take(self, count: int) -> Table:
+        """The first so many."""
+        taken, self.table = self.table[:count], self.table[count:]
+        return taken
+
+
+def _kept(pieces: Iterable[Table], field: str, start: int) -> Iterator[Table]:
+    """Some entries without those below a journal offset."""
+    for piece in pieces:
+        gone = piece[field].astype(np.uint64) < np.uint64(start)
+        yield piece[~gone] if gone.any() else piece
+
+
+def _in_pieces(table: Table) -> Iterator[Table]:
+    """A table as it is, for what copies a piece at a time."""
+    return (table[at : at + PIECE_ENTRIES] for at in range(0, len(table), PIECE_ENTRIES))
 
 
 class IndexFile:
@@ -116,9 +195,16 @@ class IndexFile:
 
 
 class Lookup:
-    """The lookup of one journal."""
+    """The lookup of one journal.
 
-    def __init__(self, files: Files, pool: FilePool, cache: BlockCache, span_max: int) -> None:
+    Parameters:
+        piece: how many entries a merge has in memory at a time, more or less.
+    """
+
+    def __init__(
+        self, files: Files, pool: FilePool, cache: BlockCache, span_max: int, *, piece: int = PIECE_ENTRIES
+    ) -> None:
+        self._piece = piece
         self._files = files
         self._pool = pool
         self._cache = cache
@@ -284,7 +370,11 @@ class Lookup:
             return kept
         tables = self._frozen.tables()
         path = f"{FOLDER}/{start:020d}-{end:020d}.index"
-        kept.append(self._write(path, tables))
+        drafts = [
+            SectionDraft(dtype, len(table), _in_pieces(table)) for dtype, table in zip(_DTYPES, tables, strict=True)
+        ]
+        kept.append(self._write(path, drafts))
+        del tables, drafts
         near = [file for file in kept if end - file.start <= self._span_max]
         first = merge_from([sum(section.count for section in file.sections) for file in near], _FILES_MAX)
         if first is not None:
@@ -293,16 +383,29 @@ class Lookup:
         return kept
 
     def _merge(self, files: list[IndexFile], journal_start: int) -> IndexFile:
-        tables = [
-            _joined((file.units for file in files), "start", journal_start),
-            _merged_hashes(_joined((file.hashes for file in files), "offset", journal_start)),
-            _sorted_batches(_joined((file.batches for file in files), "offset", journal_start)),
+        """Write what several files have as one, a piece at a time."""
+        fields = ("start", "offset", "offset")
+        sections = [*zip(*(file.sections for file in files), strict=True)]
+        counts = [sum(section.count for section in column) for column in sections]
+        if files[0].start < journal_start:  # what retention took is left out, and has to be counted first
+            counts = [
+                sum(len(piece) for section in column for piece in _kept(section.pieces(), field, journal_start))
+                for column, field in zip(sections, fields, strict=True)
+            ]
+        units, hashes, batches = sections
+        merged: list[Iterable[Table]] = [
+            (piece for section in units for piece in section.pieces()),
+            _merged(hashes, self._piece, _sorted_hashes, _hashes_through),
+            _merged(batches, self._piece, _sorted_batches, _batches_through),
         ]
         path = f"{FOLDER}/{files[0].start:020d}-{files[-1].end:020d}.index"
-        return self._write(path, tables)
+        drafts = [
+            SectionDraft(dtype, count, _kept(pieces, field, journal_start))
+            for dtype, count, pieces, field in zip(_DTYPES, counts, merged, fields, strict=True)
+        ]
+        return self._write(path, drafts)
 
-    def _write(self, path: str, tables: Sequence[Table]) -> IndexFile:
-        sections = [SectionDraft(dtype, len(table), [table]) for dtype, table in zip(_DTYPES, tables, strict=True)]
+    def _write(self, path: str, sections: Sequence[SectionDraft]) -> IndexFile:
         write_blocks(self._files, path, _MAGIC, b"", sections=sections)
         self._pool.drop(path)
         return IndexFile(self._pool, self._cache, path)
@@ -315,12 +418,6 @@ class Lookup:
         """Use the files of a checkpoint that is now in force."""
         self.files = files
         self._frozen = None
-
-
-def _joined(sections: Iterable[Section], field: str, start: int) -> Table:
-    table: npt.NDArray[Any] = np.concatenate([section.slice(0, section.count) for section in sections])
-    gone = table[field].astype(np.uint64) < np.uint64(start)
-    return table[~gone] if gone.any() else table
 
 
 def _matching(section: Section, value: int) -> list[int]:

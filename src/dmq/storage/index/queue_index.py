@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dmq.storage.file_pool import FilePool, remove_tree
 from dmq.storage.files import Files
-from dmq.storage.index.block_file import DerivedDamaged, merge_from, read_exactly
+from dmq.storage.index.block_file import PIECE_ENTRIES, DerivedDamaged, merge_from, read_exactly
 from dmq.storage.index.index_run import ENTRY_BYTES, ENTRY_DTYPE, Entries, Run, Tail, checksum, merge_runs, write_run
 from dmq.storage.index.index_run import FOLDER as RUNS
 
@@ -54,7 +54,15 @@ class Columns(NamedTuple):
 class QueueIndex:
     """The entries of all queues. `folder_of` gives the folder name of a topic id, None when the topic is gone."""
 
-    def __init__(self, files: Files, pool: FilePool, folder_of: Callable[[int], str | None]) -> None:
+    def __init__(
+        self,
+        files: Files,
+        pool: FilePool,
+        folder_of: Callable[[int], str | None],
+        *,
+        piece_entries: int = PIECE_ENTRIES,
+    ) -> None:
+        self._piece_entries = piece_entries
         self._files = files
         self._pool = pool
         self._folder_of = folder_of
@@ -250,18 +258,20 @@ class QueueIndex:
 
         enough = min(max(DRAIN_MIN, sum(run.entries for run in runs) // DRAINED_MAX), DRAIN_ALWAYS)
 
-        def drain(key: int, start: int, parts: list[Entries]) -> bool:
+        def drain(key: int, start: int, count: int, parts: Iterable[Entries]) -> bool:
             # Only a merge of everything sees a queue's oldest entries, which must go into its file first.
-            if first != 0 or sum(map(len, parts)) < enough:
+            if first != 0 or count < enough:
                 return False
             filed[key], firsts[key] = self._append_file(key, start, parts)
             return True
 
         path = f"{RUNS}/{sequence:020d}.merged"
-        merge_runs(self._files, path, runs[first:], first_kept=first_kept, drain=drain)
+        merge_runs(
+            self._files, path, runs[first:], first_kept=first_kept, drain=drain, piece_entries=self._piece_entries
+        )
         return Merged([*runs[:first], Run(self._pool, path)], filed, firsts)
 
-    def _append_file(self, key: int, start: int, parts: list[Entries]) -> tuple[int, list[int]]:
+    def _append_file(self, key: int, start: int, parts: Iterable[Entries]) -> tuple[int, list[int]]:
         """Append entries to a queue's files, flushed; returns (new end of files, first offsets of its files)."""
         folder = self._folder(key)
         self._files.mkdir(folder)
@@ -273,11 +283,12 @@ class QueueIndex:
         path = f"{folder}/{firsts[-1]:020d}.queue"
         file = self._files.open(path, create=True, write=True)
         try:
-            position = (at - firsts[-1]) * ENTRY_BYTES
-            data = b"".join(part.tobytes() for part in parts)
+            position = end = (at - firsts[-1]) * ENTRY_BYTES
             # What a crashed attempt may have left beyond must not be taken for ours.
             file.truncate(position)
-            file.write(position, (data,))
+            for part in parts:
+                file.write(end, (part.tobytes(),))
+                end += len(part) * ENTRY_BYTES
             file.sync()
         finally:
             file.close()
@@ -285,7 +296,7 @@ class QueueIndex:
         if not position:  # it is new, or a failed attempt at it is not known to be durable
             for name in (folder, folder.rpartition("/")[0], FOLDER):
                 self._files.sync_dir(name)
-        return at + len(data) // ENTRY_BYTES, firsts
+        return firsts[-1] + end // ENTRY_BYTES, firsts
 
     def restore(self, paths: list[str], filed: dict[int, int]) -> None:
         """Become what a checkpoint says; called on a new index only."""

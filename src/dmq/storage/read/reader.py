@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dmq.errors import Damaged, OffsetGone, RecordCorrupt
+from dmq.errors import Damaged, OffsetGone, RecordCorrupt, StorageError
+from dmq.event_log import EventLog
 from dmq.model import MessageId
 from dmq.records.block import (
     BLOCK_HEAD_BYTES,
@@ -32,7 +33,7 @@ from dmq.records.check import find_corrupt
 from dmq.records.hashes import id_hash, key_hash
 from dmq.records.stand_in import placeholder, stand_in
 from dmq.records.view import RecordView
-from dmq.storage.files import Buffer
+from dmq.storage.files import Buffer, is_refusal
 from dmq.storage.index.queue_index import Columns
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit import (
@@ -49,11 +50,15 @@ from dmq.storage.journal.unit import (
     whole_units,
 )
 from dmq.storage.journal.window_cache import WindowCache
+from dmq.storage.read.entry_choice import choose_entries
+from dmq.storage.read.read_failures import PATIENCE_SECONDS, ReadFailures
 from dmq.storage.read.record_origin import Identities, IdRun
 from dmq.storage.state.derived import Derived, message_id_of
 from dmq.storage.state.state import Topic, queue_key
 
 __all__ = ["SCAN_MAX", "Found", "Newest", "QueueEntries", "Reader", "Slice", "TagFilter", "row_of"]
+
+log = EventLog(__name__)
 
 _WINDOW: Final = 1 << 20
 RAW_UNITS_MAX: Final = 4096  # in one answer: looking at each keeps everybody else waiting
@@ -166,7 +171,8 @@ class Found(NamedTuple):
 class Reader:
     """Reads from one journal. `derived` is replaced by the store after a rebuild."""
 
-    def __init__(self, journal: Journal, derived: Derived, cache_bytes: int) -> None:
+    def __init__(self, journal: Journal, derived: Derived, cache_bytes: int, *, failures: ReadFailures) -> None:
+        self._failures = failures
         self._journal = journal
         self.derived = derived
         self.cache = WindowCache(cache_bytes)
@@ -241,7 +247,7 @@ class Reader:
         room, space = max_messages, max_bytes
         hashes = None if tags is None else tags.hashes
         for columns in self.derived.queues.columns(key, offset, stop):
-            chosen, where, at, full = _choose(columns, hashes, room, space, first=not kept)
+            chosen, where, at, full = choose_entries(columns, hashes, room, space, first=not kept)
             if len(where):
                 kept.append(chosen)
                 numbers.append(where)
@@ -450,6 +456,7 @@ class Reader:
             next=readable,
             start=start,
             end=end,
+            may_pass=error.detail.get("may_pass", False),
         )
 
     # --- the journal ------------------------------------------------------------------------------------------------
@@ -482,10 +489,10 @@ class Reader:
         if segment is None:
             raise self._quarantine(unit_start)
         left = segment.end - unit_start
-        raw = self._journal.read_available(unit_start, _FIRST_WINDOW if after is None else after - unit_start)
+        raw = self._read(unit_start, _FIRST_WINDOW if after is None else after - unit_start)
         header = read_header(raw)
         if header is not None and len(raw) < header.length <= left:
-            raw = self._journal.read_available(unit_start, header.length)
+            raw = self._read(unit_start, header.length)
         good = 0
         corrupt: dict[int, str] = {}
         has_blocks = False
@@ -504,15 +511,59 @@ class Reader:
         is_passing = unit_start == self._read_on
         self.cache.put(unit_start, data, passing=is_passing, corrupt=corrupt, has_blocks=has_blocks)
         self._read_on = unit_start + good
+        if self._failures.count:
+            self._failures.passed(unit_start, self._read_on)
 
-    def _quarantine(self, unit_start: int) -> Damaged:
+    def _read(self, unit_start: int, size: int) -> bytes:
+        """Bytes from the start of a unit on: fewer, down to this unit, where the disk refuses what is behind it.
+
+        Raises:
+            Damaged: it refuses the unit.
+        """
+        try:
+            return self._journal.read_available(unit_start, size)
+        except StorageError as error:
+            if not is_refusal(error):
+                raise
+            refusal = error
+        end = self._next_unit(unit_start)
+        if size > end - unit_start:
+            try:
+                return self._journal.read_available(unit_start, end - unit_start)
+            except StorageError as error:
+                if not is_refusal(error):
+                    raise
+                refusal = error
+        raise self._refused(unit_start, end, refusal)
+
+    def _refused(self, start: int, end: int, refusal: StorageError) -> Damaged:
+        """What it means that the disk refuses a unit: it is damaged at once, or after some time; see `ReadFailures`."""
+        is_known = any(first <= start < last for first, last in self.derived.damage)
+        if is_known or self._failures.failed(start, end):
+            return self._quarantine(start, f"cannot be read ({refusal.message})")
+        log.error(
+            "the disk refuses a part of the journal: it is asked again, and the part is damaged if it goes on refusing",
+            once_for=start >> 20,
+            start=start,
+            end=end,
+            error=refusal,
+            patience_seconds=int(PATIENCE_SECONDS),
+        )
+        return Damaged(
+            f"journal bytes {start}-{end} cannot be read for now ({refusal.message})",
+            start=start,
+            end=end,
+            may_pass=True,
+        )
+
+    def _quarantine(self, unit_start: int, why: str = "fail their checksum") -> Damaged:
         for start, end in self.derived.damage:
             if start <= unit_start < end:
                 break
         else:
             start, end = unit_start, self._next_unit(unit_start)
             self.derived.add_damage(start, end)
-        return Damaged(f"journal bytes {start}-{end} fail their checksum", start=start, end=end)
+        return Damaged(f"journal bytes {start}-{end} {why}", start=start, end=end)
 
     def _next_unit(self, unit_start: int) -> int:
         """Where the unit after a damaged one starts, by the index, since its own length cannot be trusted."""
@@ -552,10 +603,10 @@ class Reader:
                 offset = following[0]
                 continue
             left = min(segment.end, visible) - offset
-            raw = self._journal.read_available(offset, min(left, max(max_bytes, HEADER_BYTES)))
+            raw = self._read(offset, min(left, max(max_bytes, HEADER_BYTES)))
             header = read_header(raw)
             if header is not None and len(raw) < header.length <= left:
-                raw = self._journal.read_available(offset, header.length)
+                raw = self._read(offset, header.length)
             end = 0 if header is None else whole_units(raw, offset, RAW_UNITS_MAX)
             if not end:
                 raise self._quarantine(self.derived.lookup.unit_holding(offset))
@@ -576,7 +627,7 @@ class Reader:
         start = self.derived.lookup.unit_holding(offset)
         if start >= offset or self._journal.segment_at(start) is None:
             return offset
-        header = read_header(self._journal.read_available(start, HEADER_BYTES))
+        header = read_header(self._read(start, HEADER_BYTES))
         return start if header is not None and header.start == start and offset < start + header.length else offset
 
     # --- by key, id and time ----------------------------------------------------------------------------------------
@@ -673,7 +724,7 @@ class Reader:
             start = lookup.unit_holding(first)
         size = min(max_bytes, (last + _FIRST_WINDOW if after is None else after) - start)
         if start + size == after and after <= visible:
-            raw = self._journal.read_available(start, size)
+            raw = self._read(start, size)
             if whole_units(raw, start, RAW_UNITS_MAX) == size:
                 return raw, after
         return self.raw_units(start, visible, size)
@@ -729,46 +780,3 @@ def row_of(unit: Unit, index: int) -> tuple[Row, int]:
             return row, index - first
         first += row.records
     raise IndexError(index)
-
-
-def _passing(hashes: npt.NDArray[np.uint16], tags: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """Which of the hashes a filter lets through."""
-    if len(tags) == 1:
-        one: npt.NDArray[np.bool_] = hashes == tags[0]
-        return one
-    passes = np.zeros(1 << 16, np.bool_)  # a look-up each, however many tags there are
-    passes[list(tags)] = True
-    return passes.take(hashes)
-
-
-def _choose(
-    columns: Columns, tags: Sequence[int] | None, room: int, space: int, *, first: bool
-) -> tuple[Columns, npt.NDArray[np.uint64], int, bool]:
-    """What of the entries is wanted and fits.
-
-    Returns (entries, queue offsets, where to read on, whether the room is used up).
-    """
-    count = len(columns.offsets)
-    wanted: npt.NDArray[np.int64] | None = None
-    if tags is not None:
-        wanted = np.flatnonzero(_passing(columns.tags, tags) | (columns.lengths == 0))[:room]
-    fit = taken = min(count, room) if wanted is None else len(wanted)
-    lengths = columns.lengths[:taken] if wanted is None else columns.lengths[wanted]
-    if int(lengths.sum(dtype=np.int64)) > space:
-        fit = int(np.searchsorted(np.cumsum(lengths, dtype=np.int64), space, side="right"))
-    if first and taken and not fit:
-        fit = 1
-    full = fit < taken or fit == room
-    if not full:
-        after = columns.first + count
-    elif not fit:
-        after = columns.first
-    else:
-        after = columns.first + (fit if wanted is None else int(wanted[fit - 1]) + 1)
-    if wanted is None:
-        if fit < count:
-            columns = Columns(columns.first, columns.offsets[:fit], columns.lengths[:fit], columns.tags[:fit])
-        return columns, np.arange(columns.first, columns.first + fit, dtype=np.uint64), after, full
-    chosen = wanted[:fit]
-    entries = Columns(columns.first, columns.offsets[chosen], columns.lengths[chosen], columns.tags[chosen])
-    return entries, chosen.astype(np.uint64) + np.uint64(columns.first), after, full

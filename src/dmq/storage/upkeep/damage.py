@@ -16,13 +16,14 @@ from typing import Final
 
 from dmq.errors import DMQError, RecordCorrupt, StorageError
 from dmq.event_log import EventLog
-from dmq.storage.files import Buffer, Files
+from dmq.storage.files import Buffer, Files, read_readable
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import FOLDER, Journal, Segment, segment_path
 from dmq.storage.journal.unit import SNAPSHOT, is_intact, read_header
+from dmq.storage.read.read_failures import ReadFailures
 from dmq.storage.state.derived import Derived
 from dmq.storage.upkeep.recovery import SALVAGE
-from dmq.storage.upkeep.scrub import Range, Scrub, read_readable
+from dmq.storage.upkeep.scrub import Range, Scrub
 
 __all__ = ["Damage", "Mending"]
 
@@ -116,10 +117,18 @@ class Damage:
     Parameters:
         derived: what is derived from the journal, at this moment.
         rebuild: builds that anew, because a range was passed over when it was built.
+        failures: what the disk refuses to those who read; none are known of a replica, which nobody reads.
     """
 
-    def __init__(self, journal: Journal, derived: Callable[[], Derived], rebuild: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        derived: Callable[[], Derived],
+        rebuild: Callable[[], None],
+        failures: ReadFailures | None = None,
+    ) -> None:
         self._journal = journal
+        self._failures = failures
         self._derived = derived
         self._rebuild = rebuild
         self._given_up: list[Range] | None = None  # None: nobody else has a copy
@@ -127,6 +136,8 @@ class Damage:
     def expect_mending(self) -> None:
         """Other members have copies: what is damaged is not lost before `give_up` says so."""
         self._given_up = []
+        if self._failures is not None:
+            self._failures.is_patient = False
 
     def give_up(self, start: int, end: int) -> None:
         """No member has these bytes any more."""
@@ -134,7 +145,10 @@ class Damage:
             self._given_up = [*self._given_up[1 - _GIVEN_UP_MAX :], (start, end)]
 
     def may_be_mended(self, start: int, end: int) -> bool:
-        """Whether another member may still have a damaged range: nobody passes over its messages yet."""
+        """Whether another member may still have a range, or the disk may still give it: nobody passes over its
+        messages yet."""
+        if self._failures is not None and self._failures.may_pass(start, end):
+            return True
         given_up = self._given_up
         return given_up is not None and not any(first <= start and end <= last for first, last in given_up)
 

@@ -17,7 +17,7 @@ from dmq.event_log import EventLog
 from dmq.settings import StoreSettings
 from dmq.storage.disk_space import BALLAST
 from dmq.storage.file_pool import FilePool
-from dmq.storage.files import Files
+from dmq.storage.files import Files, read_readable
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import FOLDER as JOURNAL_FOLDER
 from dmq.storage.journal.journal import Journal, Segment, list_segments
@@ -39,6 +39,7 @@ from dmq.storage.upkeep.recovery import (
     SALVAGE,
     JournalTail,
     Recovered,
+    check_tail,
     cut_journal,
     own_durable,
     recover_journal,
@@ -216,6 +217,8 @@ def open_replica(disk: Disk) -> tuple[Identity, Opened, JournalTail]:
     _drop_empty_tail(files, journal)
     torn = tail.end if tail.end < journal.end else None
     if torn is not None:
+        if was_alone(files, member):
+            check_tail(scanner, torn)  # nobody else has it
         identity = _doubt(files, identity)
     # Where the leader's disk was durable says nothing of ours: all beyond the checkpoint is written again.
     recovered.flushed_through = 0
@@ -348,10 +351,10 @@ def _head(files: Files, segment: Segment, *, whole: bool) -> Header | None:
     """
     file = files.open(segment.path)
     try:
-        header = read_header(file.read(0, HEADER_BYTES))
+        header = read_header(read_readable(file.read, 0, HEADER_BYTES))
         if header is None or not whole:
             return header
-        raw = file.read(0, min(header.length, segment.size))
+        raw = read_readable(file.read, 0, min(header.length, segment.size))
         return header if is_intact(header, raw) else None
     finally:
         file.close()

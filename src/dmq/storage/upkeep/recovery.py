@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from dmq.errors import StorageError
-from dmq.storage.files import Files
+from dmq.storage.files import Files, read_readable
 from dmq.storage.journal.journal import FOLDER, Journal, Segment
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import SNAPSHOT, Header, Unit
@@ -66,7 +66,11 @@ class Recovered:
 
 
 def start_derived(derived: Derived, scanner: Scanner) -> None:
-    """Begin a rebuild: take the state from the snapshot the journal opens with."""
+    """Begin a rebuild: take the state from the snapshot the journal opens with.
+
+    Raises:
+        StorageError: the disk refuses a snapshot, and may give it a moment later.
+    """
     journal = scanner.journal
     while derived.applied < journal.end:
         segment = journal.segment_at(derived.applied)
@@ -79,6 +83,7 @@ def start_derived(derived: Derived, scanner: Scanner) -> None:
             return
         # Without its snapshot a segment's records cannot be placed; the next segment has one.
         following = next((s.start for s in journal.segments if s.start > derived.applied), journal.end)
+        scanner.check_passing(derived.applied, following)
         derived.pass_damage(derived.applied, following)
 
 
@@ -99,6 +104,9 @@ def replay(
         checkpoint: called after every unit; may write what has gathered in memory.
 
     Returns the offset of a torn tail, None if the journal ends well.
+
+    Raises:
+        StorageError: the disk refuses bytes of which nobody knows whether they were durable.
     """
     limit = scanner.journal.end if end is None else end
     while derived.applied < limit:
@@ -110,11 +118,31 @@ def replay(
             continue
         bad = derived.applied
         if end is None and bad >= known_durable and not scanner.was_durable(bad):
+            check_tail(scanner, bad)
             return bad
         following = scanner.next_valid(bad + 1)
         resume = limit if following is None else min(following.start, limit)
+        scanner.check_passing(bad, resume)
         derived.pass_damage(bad, max(resume, min(known_durable, limit)) if following is None else resume)
     return None
+
+
+def check_tail(scanner: Scanner, bad: int) -> None:
+    """A tail that the disk refuses may be whole, and is not cut: it may have messages that were acknowledged.
+
+    Raises:
+        StorageError: this is one.
+    """
+    refusal = scanner.refusal(bad, scanner.journal.end)
+    if refusal is None:
+        return
+    path = scanner.journal.files.describe(scanner.journal.tail.path)
+    raise StorageError(
+        f"the disk cannot read {path} behind journal offset {bad}, where acknowledged messages may stand "
+        f"({refusal.message}): start again, since that may pass; if it stays, copy the directory to a good disk "
+        "with a tool that leaves zeros for what cannot be read (ddrescue, dd conv=noerror,sync), and start there",
+        path=path,
+    ) from refusal
 
 
 class JournalTail:
@@ -245,7 +273,7 @@ def _salvage(files: Files, segment: Segment, keep: int, recovered: Recovered) ->
         data = bytearray()
         at = keep
         while at < size:
-            chunk = source.read(at, min(_COPY, size - at))
+            chunk = read_readable(source.read, at, min(_COPY, size - at))
             if not chunk:
                 break
             data += chunk

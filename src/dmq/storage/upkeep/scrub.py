@@ -14,14 +14,12 @@ was in the page cache of the machine is checked there, and stays there; all else
 from __future__ import annotations
 
 import contextlib
-import errno
-from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from dmq.errors import StorageError
-from dmq.storage.files import File, Files
+from dmq.storage.files import File, Files, read_readable
 from dmq.storage.journal.journal import Journal, SegmentRead
 from dmq.storage.journal.unit import HEADER_BYTES, ROW, ROW_BYTES, UNIT_MAGIC, Header, is_intact, read_header
 
@@ -34,7 +32,6 @@ __all__ = [
     "ScrubPlace",
     "ScrubSchedule",
     "Seen",
-    "read_readable",
 ]
 
 Range: TypeAlias = tuple[int, int]
@@ -44,34 +41,6 @@ SCRUB: Final = "scrub"  # the file of a directory's place
 _BLOCK: Final = 4096
 _ANEW_MAX: Final = 2
 _REST: Final = 9  # times as long as a piece took, until the next one
-
-
-def read_readable(read: Callable[[int, int], bytes], position: int, size: int) -> bytes:
-    """Bytes of a file, with zeros for the blocks that the disk cannot read.
-
-    Raises:
-        StorageError: it is not the disk that fails.
-    """
-    try:
-        return read(position, size)
-    except StorageError as error:
-        if error.detail.get("errno") != errno.EIO:
-            raise
-    parts: list[bytes] = []
-    at = position
-    while at < position + size:
-        want = min(_BLOCK - at % _BLOCK, position + size - at)
-        try:
-            part = read(at, want)
-        except StorageError as error:
-            if error.detail.get("errno") != errno.EIO:
-                raise
-            part = bytes(want)
-        parts.append(part)
-        if len(part) < want:
-            break
-        at += want
-    return b"".join(parts)
 
 
 class Seen(NamedTuple):

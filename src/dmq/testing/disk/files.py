@@ -181,6 +181,14 @@ class MemoryFiles:
         data[position] ^= 1 << bit
         self._reset(node, data)
 
+    def spoil(self, path: str, position: int) -> None:
+        """A bad block: what reads it gets EIO, until somebody writes all 512 bytes of it, or `mend`."""
+        self._file(path).bad.add(position // 512 * 512)
+
+    def mend(self, path: str) -> None:
+        """All blocks of a file can be read again: it was a passing trouble."""
+        self._file(path).bad.clear()
+
     def cut(self, path: str, size: int) -> None:
         """Lose the end of a file. All of the file counts as durable afterwards."""
         node = self._file(path)

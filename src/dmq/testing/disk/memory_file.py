@@ -16,6 +16,8 @@ from dmq.testing.disk.space import Space
 
 __all__ = ["MemoryFile"]
 
+_BLOCK = 512
+
 
 class MemoryFile:
     """A file by its node."""
@@ -52,11 +54,15 @@ class MemoryFile:
                 self._put(position, data[:fits])
                 raise refuse(errno.ENOSPC, "write", self._path)
             self._put(position, data)
+            if self._node.bad:  # a disk gives a block that was written another place
+                self._node.bad -= {at for at in self._node.bad if position <= at and at + _BLOCK <= end}
 
     def read(self, position: int, size: int) -> bytes:
         with self._mutex:
             self._check("read", position)
             self._machine.look("read", self._path, position, size)
+            if self._node.bad and any(at < position + size and position < at + _BLOCK for at in self._node.bad):
+                raise refuse(errno.EIO, "read", self._path)
             return bytes(memoryview(self._node.data)[position : position + size])
 
     read_aside = read

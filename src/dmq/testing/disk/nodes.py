@@ -71,13 +71,14 @@ def apply(data: bytearray, position: int, piece: bytes | memoryview | None) -> N
 class FileNode:
     """What Linux calls an inode: the bytes, whatever names lead to them."""
 
-    __slots__ = ("_owns_base", "_owns_data", "base", "changes", "data", "handles", "links")
+    __slots__ = ("_owns_base", "_owns_data", "bad", "base", "changes", "data", "handles", "links")
 
     def __init__(self, content: bytearray | None = None) -> None:
         # `content` may be shared with other nodes: it is copied before this node changes it.
         self.data = self.base = bytearray() if content is None else content
         self._owns_data = self._owns_base = False
         self.changes: list[Change] = []
+        self.bad: set[int] = set()  # blocks that cannot be read, by where they begin
         self.links = 0
         self.handles = 0
 
@@ -118,6 +119,7 @@ class FileNode:
         twin = FileNode(self.data)
         twin.base = self.base
         twin.changes = list(self.changes)
+        twin.bad = set(self.bad)
         self._owns_data = self._owns_base = False
         return twin
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,11 +13,13 @@ from hypothesis import strategies as st
 from dmq.model import Message
 from dmq.records import encode_batch, key_hash
 from dmq.storage.file_pool import FilePool
+from dmq.storage.files import OsFiles
 from dmq.storage.index.block_file import BlockCache, DerivedDamaged
 from dmq.storage.index.lookup import Lookup
 from dmq.storage.journal.unit import NO_ADDRESS, Part, Row, Unit
 from dmq.storage.journal.unit_builder import UnitBuilder
 from dmq.testing import MemoryFiles
+from tests.memory_peak import memory_peak
 from tests.sampling import sample_size
 
 SENT_AT_MS = 1_700_000_000_000
@@ -38,7 +42,9 @@ class Bench:
         self.sequence = 0
 
     def new(self) -> Lookup:
-        return Lookup(self.files, FilePool(self.files, 16), BlockCache(64), self.span_max)
+        # Small pieces, so that a section has many of them.
+        piece = self.rng.choice((1, 20, 100, 1 << 16))
+        return Lookup(self.files, FilePool(self.files, 16), BlockCache(64), self.span_max, piece=piece)
 
     def add(self, count: int, *, again: bool = False) -> None:
         if again:
@@ -155,3 +161,29 @@ def test_an_offset_no_file_covers_is_said_to_be() -> None:
     bench = Bench(1, 1 << 30)
     with pytest.raises(DerivedDamaged):
         bench.lookup.unit_holding(5)
+
+
+def test_a_merge_takes_the_memory_of_a_piece_however_many_hashes_there_are(tmp_path: Path) -> None:
+    files, rng = OsFiles(tmp_path), np.random.default_rng(1)
+    files.mkdir("index")
+    pool = FilePool(files, 16)
+    lookup = Lookup(files, pool, BlockCache(64), 1 << 40, piece=1000)
+    values = rng.integers(0, 1 << 62, 450_000, dtype=np.uint64)
+    peaks = []
+    for number, some in enumerate(np.split(values, 9)):
+        pending = lookup._active
+        pending.starts.append(number)
+        pending.times.append(number)
+        pending.blocks.append((some, np.full(len(some), number)))
+        pending.batches.extend(range(4 * len(some)))
+        lookup.freeze()
+        with memory_peak() as peak:
+            written = lookup.write_frozen(number, number + 1, 0)
+        peaks += peak
+        lookup.adopt(written)
+    (merged,) = lookup.files
+    assert merged.hashes.count == merged.batches.count == len(values)
+    assert lookup.offsets_of_hash(int(values[0]), 0) == [0]
+    pool.close()
+    # The last one writes what the others wrote, and merges all nine.
+    assert peaks[8] < 2 * peaks[7]

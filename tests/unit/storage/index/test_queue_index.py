@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +13,12 @@ from hypothesis import strategies as st
 
 from dmq.errors import StorageError
 from dmq.storage.file_pool import FilePool
+from dmq.storage.files import OsFiles
 from dmq.storage.index.block_file import DerivedDamaged
-from dmq.storage.index.index_run import ENTRY_BYTES, pack_entries, valid
+from dmq.storage.index.index_run import ENTRY_BYTES, Entries, Run, Tail, merge_runs, pack_entries, valid, write_run
 from dmq.storage.index.queue_index import DRAIN_MIN, QueueIndex
 from dmq.testing import MemoryFiles
+from tests.memory_peak import memory_peak
 from tests.sampling import sample_size
 
 KEYS = (16 << 8, 16 << 8 | 1, 17 << 8)
@@ -37,7 +41,10 @@ class Bench:
         self.index = self.new()
 
     def new(self) -> QueueIndex:
-        return QueueIndex(self.files, FilePool(self.files, 16), self.folder_of)
+        # Small pieces, so that a queue has many of them.
+        return QueueIndex(
+            self.files, FilePool(self.files, 16), self.folder_of, piece_entries=self.rng.choice((7, 50, 1 << 16))
+        )
 
     def folder_of(self, topic_id: int) -> str | None:
         return f"t@{topic_id}" if topic_id in self.topics else None
@@ -217,3 +224,31 @@ def test_an_entry_is_as_drawn() -> None:
     x = (x ^ x >> 27) * c & mask
     check = (x ^ x >> 31).to_bytes(8, "big")
     assert entries.tobytes() == bytes.fromhex("01020304050607080a0b0c0d0e0f") + check
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_a_merge_takes_the_memory_of_a_piece_however_long_the_queues_are(tmp_path: Path, is_drained: bool) -> None:
+    files, count = OsFiles(tmp_path), 40_000
+    files.mkdir("runs")
+    paths = [f"runs/{number:020d}.run" for number in range(20)]
+    for number, path in enumerate(paths):
+        tail = Tail(number * count)
+        tail.offsets.extend(range(number * count, (number + 1) * count))
+        tail.lengths.extend([100] * count)
+        tail.tags.extend([0] * count)
+        write_run(files, path, {KEYS[0]: tail})
+    pool, taken = FilePool(files, 32), 0
+
+    def drain(key: int, first: int, size: int, parts: Iterable[Entries]) -> bool:
+        nonlocal taken
+        taken = sum(map(len, parts)) if is_drained else 0
+        return is_drained
+
+    runs = [Run(pool, path) for path in paths]
+    with memory_peak() as peak:
+        merge_runs(files, "runs/new", runs, first_kept=lambda key: 0, drain=drain, piece_entries=1000)
+    pool.close()
+    size = 20 * count * ENTRY_BYTES
+    assert taken == (20 * count if is_drained else 0)
+    assert is_drained or files.size("runs/new") >= size
+    assert peak[0] < size // 2
