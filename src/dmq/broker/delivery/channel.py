@@ -28,7 +28,7 @@ from dmq.broker.delivery.group import RETRY_QUEUES, Group, Inheritance, Member, 
 from dmq.broker.delivery.lease import Holder, Lease, Ranges, full, lowest
 from dmq.broker.delivery.origin import origins_of, read_origins
 from dmq.broker.delivery.waiters import ConsumedWatch, Demand, Handed, Lengths, Subscriber, WaitingPull, Watches
-from dmq.broker.runtime.histogram import Histogram
+from dmq.broker.runtime.runtime import Histogram
 from dmq.errors import Busy, Damaged, DMQError, LeaseLost, OffsetGone
 from dmq.event_log import EventLog
 from dmq.offset_runs import mask_runs

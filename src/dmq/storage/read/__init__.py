@@ -1,6 +1,5 @@
 """Reading: records by queue offset, key, id and time.
 
 In reading order: `reader` finds and verifies them, `record_origin` says whose they are and when they were stored,
-`record_group` collects records that stand anywhere in the journal, `topic_units` leaves out of units what does not
-concern some topics.
+`record_group` collects records that stand anywhere in the journal.
 """

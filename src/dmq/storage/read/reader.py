@@ -34,7 +34,7 @@ from dmq.records.stand_in import placeholder, stand_in
 from dmq.records.view import RecordView
 from dmq.storage.files import Buffer
 from dmq.storage.index.queue_index import Columns
-from dmq.storage.journal.journal import Journal
+from dmq.storage.journal.journal import Journal, WindowCache
 from dmq.storage.journal.unit import (
     BLOCKS_VERSION,
     CHECKED,
@@ -48,7 +48,6 @@ from dmq.storage.journal.unit import (
     read_header,
     whole_units,
 )
-from dmq.storage.journal.window_cache import WindowCache
 from dmq.storage.read.record_origin import Identities, IdRun
 from dmq.storage.state.derived import Derived, message_id_of
 from dmq.storage.state.state import Topic, queue_key

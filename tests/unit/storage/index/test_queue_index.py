@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from dmq.errors import StorageError
 from dmq.storage.file_pool import FilePool
 from dmq.storage.index.block_file import DerivedDamaged
-from dmq.storage.index.index_run import ENTRY_BYTES, pack_entries, valid
-from dmq.storage.index.queue_index import DRAIN_MIN, QueueIndex
+from dmq.storage.index.queue_index import DRAIN_MIN, ENTRY_BYTES, QueueIndex, pack_entries, valid
 from dmq.testing import MemoryFiles
 from tests.sampling import sample_size
 
