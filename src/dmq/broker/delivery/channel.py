@@ -23,10 +23,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from dmq.broker.delivery.cursor import WINDOW, Cursor, HandOutRules, LeaseEnd, LeaseNumbers, Looked, Proposal
 from dmq.broker.delivery.dequeue_log import GONE, CursorKey
-from dmq.broker.delivery.doomed import Doomed, Terms, find_doomed
 from dmq.broker.delivery.group import RETRY_QUEUES, Group, Inheritance, Member, Pulse, QueueSelection, hashes_of
 from dmq.broker.delivery.lease import Holder, Lease, Ranges, full, lowest
-from dmq.broker.delivery.origin import origins_of, read_origins
+from dmq.broker.delivery.origin import Doomed, Terms, find_doomed, origins_of, read_origins
 from dmq.broker.delivery.waiters import ConsumedWatch, Demand, Handed, Lengths, Subscriber, WaitingPull, Watches
 from dmq.broker.runtime.runtime import Histogram
 from dmq.errors import Busy, Damaged, DMQError, LeaseLost, OffsetGone
