@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["settings_for", "spark_session", "task_error", "task_errors"]
 
-
 _ALWAYS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",

@@ -63,7 +63,6 @@ __all__ = [
     "redelivery",
 ]
 
-
 Ranges = Iterable[tuple[int, int]]  # (start, stop), stop excluded
 
 # The longest bitmap in one event.

@@ -27,7 +27,6 @@ from dmq.storage.state.state import Topic
 
 __all__ = ["Doomed", "Origin", "Terms", "corrupt_origin", "find_doomed", "is_exhausted", "origins_of", "read_origins"]
 
-
 _ID: Final = struct.Struct(">QQ")
 _EVERYTHING: Final = 1 << 40
 

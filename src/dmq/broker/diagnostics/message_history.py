@@ -55,7 +55,6 @@ __all__ = [
     "steps_of",
 ]
 
-
 _CHUNK: Final = 1 << 20
 _SEARCH_BYTES: Final = 256 << 20
 _SEARCH_SECONDS: Final = 10.0

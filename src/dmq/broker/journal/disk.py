@@ -33,7 +33,6 @@ from dmq.storage.queries import Queries
 
 __all__ = ["Asker", "DiskReads", "DiskThreads"]
 
-
 _THREADS: Final = 2
 
 T = TypeVar("T")

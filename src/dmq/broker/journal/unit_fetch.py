@@ -56,7 +56,6 @@ from dmq.storage.read.reader import QueueEntries
 
 __all__ = ["LOOKED_MAX", "TopicFetch", "TopicPlan", "UnitFetch", "fetch_units", "plan_of", "units_of"]
 
-
 LOOKED_MAX: Final = 32 << 20
 _WINDOW_MIN: Final = 64 << 10
 

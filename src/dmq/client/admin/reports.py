@@ -64,7 +64,6 @@ __all__ = [
     "joined_trace",
 ]
 
-
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 

@@ -39,7 +39,6 @@ from dmq.token_bucket import TokenBucket
 
 __all__ = ["ORDERED_TURN_MAX", "STOP_SIGNALS", "TURN_MAX", "Executor", "StopSignals", "pace_of"]
 
-
 R = TypeVar("R")
 
 # A worker takes as many messages at a time as run in about this long: quick handlers share the cost of taking, and

@@ -67,7 +67,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Collected", "MessageOptions", "MessageService", "collect", "collected_by", "inserted", "sends_messages"]
 
-
 P = ParamSpec("P")
 R = TypeVar("R", bound=Callable[..., Any])
 T = TypeVar("T")

@@ -57,7 +57,6 @@ __all__ = [
     "split",
 ]
 
-
 TABLES: Final = ARCHIVED  # in the order of their commits
 _IDLE_BYTES: Final = 16 << 20
 _CALL_SECONDS: Final = 60.0

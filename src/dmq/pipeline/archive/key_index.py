@@ -55,7 +55,6 @@ __all__ = [
     "text_hashes",
 ]
 
-
 KEY: Final = "key"
 BUSINESS_ID: Final = "business_id"
 MESSAGE_ID: Final = "message_id"

@@ -67,7 +67,6 @@ __all__ = [
     "unit_starts",
 ]
 
-
 FETCH_BYTES: Final = 4 << 20
 TIMEOUT: Final = 60.0
 LOCATED_TOPICS: Final = 1000  # in one request

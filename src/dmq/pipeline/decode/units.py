@@ -60,7 +60,6 @@ __all__ = [
     "walk",
 ]
 
-
 Positions: TypeAlias = npt.NDArray[np.int64]
 
 # From this many records down, one after the other is cheaper; and a record may have thousands of entries.
@@ -169,7 +168,6 @@ def _walk_one(buffer: memoryview, number: int, at: int, end: int, gathered: dict
 
 log = EventLog(__name__)
 
-
 Bits: TypeAlias = npt.NDArray[np.bool_]
 Wanted: TypeAlias = Collection[int] | Callable[[npt.NDArray[np.uint32]], Bits]
 
@@ -209,7 +207,6 @@ KINDS: Final[dict[str, tuple[int, ...]]] = {
 }
 # Attributes that only moved records have: where there is none, nobody looks for them.
 _OF_MOVED: Final = frozenset((MESSAGE_ID, ORIGINAL_SEND_TIME, ORIGINAL_TOPIC))
-
 
 _TIME_MAX_MS: Final = np.uint64(253_402_300_799_999)  # the end of the year 9999: a client writes what it likes
 

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ERRORS_MAX", "ERROR_CHARS_MAX", "SAMPLES_MAX", "daily_rows", "letters_of_days", "letters_of_news", "run"]
 
-
 NEW_ROWS_MAX = 20_000_000  # that the driver looks at; more is for Spark
 
 

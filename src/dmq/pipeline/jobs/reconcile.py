@@ -65,7 +65,6 @@ __all__ = [
     "run",
 ]
 
-
 APP_ID: Final = "dmq-reconcile"  # its version is the moment of the last run, in milliseconds
 
 
@@ -151,7 +150,6 @@ DIFFERENCES: Final = f"""
     )
     SELECT * FROM on_the_way UNION ALL SELECT * FROM consumed UNION ALL SELECT * FROM strangers
 """
-
 
 _DAYS: Final = 2
 _GRACE_MINUTES: Final = 10

@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MESSAGE_COLUMNS", "add_parts", "make_metrics", "parts_of_days", "parts_of_news", "rounded", "run"]
 
-
 NEW_ROWS_MAX = 20_000_000  # of both sources that the driver adds up; more is for Spark
 
 

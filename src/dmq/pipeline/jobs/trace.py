@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Merged", "merge", "run", "touched_days", "trace_rows"]
 
-
 _COLUMNS: Final = ("message_id", "topic", "sent_at", "received_at", "stored_at", "flags", "dt")  # of messages
 _ROW_BYTES: Final = 60  # of a trace row in a file, about
 # The same message on two brokers, after a failover, is one: the first that was stored.

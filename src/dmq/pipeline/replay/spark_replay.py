@@ -73,7 +73,6 @@ __all__ = [
     "shares",
 ]
 
-
 _TASK_BYTES: Final = 128 << 20  # of files that one task reads
 _MEMORY_BYTES: Final = 512 << 20
 _READ_ROWS: Final = 2048

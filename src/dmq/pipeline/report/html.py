@@ -23,7 +23,6 @@ from dmq.pipeline.report.tables import Grid
 
 __all__ = ["STYLE", "as_html", "bars", "columns", "lines", "nice_ticks", "scaled", "time_ticks"]
 
-
 STYLE: Final = """
 :root {
   color-scheme: light dark;

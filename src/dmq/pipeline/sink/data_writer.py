@@ -96,7 +96,6 @@ __all__ = [
     "write_rows",
 ]
 
-
 _NAMES: Final = (
     SERVERS, "topic", "durability", "ordered", "app", "compression", "dmq.producer.id", TIMEOUT_OPTION,
     ANSWER_OPTION, RETRIES_OPTION,

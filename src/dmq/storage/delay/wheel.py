@@ -308,7 +308,6 @@ class Wheel:
 
 _due_of: Final = itemgetter(0)
 
-
 FOLDER: Final = "delay"
 _MAGIC: Final = b"DMQW"
 _NONE: Final = np.empty(0, ENTRY)

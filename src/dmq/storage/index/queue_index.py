@@ -49,7 +49,6 @@ __all__ = [
     "write_run",
 ]
 
-
 ENTRY_DTYPE: Final = np.dtype([("offset", ">u8"), ("length", ">u4"), ("tag", ">u2"), ("check", ">u8")])
 ENTRY_BYTES: Final = ENTRY_DTYPE.itemsize
 assert ENTRY_BYTES == 22

@@ -38,7 +38,6 @@ from dmq.storage.files import Buffer, File, Files
 
 __all__ = ["FOLDER", "FlushPolicy", "Journal", "Segment", "SegmentRead", "WindowCache", "list_segments", "segment_path"]
 
-
 FOLDER: Final = "journal"
 _NAME: Final = re.compile(r"(\d{20})\.journal")
 

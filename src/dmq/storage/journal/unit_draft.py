@@ -362,7 +362,6 @@ def _part(batch: Batch, topic_id: int, first_offset: int, now_ms: int, *, anythi
 
 _new: Final = tuple.__new__
 
-
 _CRC_AT: Final = 4
 _U32: Final = struct.Struct(">I")
 _U16: Final = struct.Struct(">H")

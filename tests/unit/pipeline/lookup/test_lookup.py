@@ -11,8 +11,7 @@ from dmq.errors import Damaged, InvalidRequest, StorageError
 from dmq.model import MessageId
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup import lookup as lookup_module
-from dmq.pipeline.lookup.file_list import Listing
-from dmq.pipeline.lookup.lookup import Lookup, run_sql
+from dmq.pipeline.lookup.lookup import Listing, Lookup, run_sql
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX
 from tests.object_store import ObjectStore
 from tests.unit.pipeline.archives import BROKER, NOON, commit_messages, commit_rows, message_row
