@@ -33,7 +33,7 @@ from dmq.records.encoder import (
     plain_columns_plain,
 )
 from dmq.storage.journal.unit import NO_ADDRESS, Part, Row
-from dmq.storage.journal.unit_builder import stamp_parts, stamp_parts_few, stamp_parts_many
+from dmq.storage.journal.unit_draft import stamp_parts, stamp_parts_few, stamp_parts_many
 from dmq.storage.journal.unit_writer import Lone, Sender, UnitHead, lay_out_compiled, lay_out_plain
 
 ROUNDS = 15

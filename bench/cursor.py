@@ -12,8 +12,7 @@ import time
 from collections import deque
 
 from dmq.broker.delivery.cursor import WINDOW, Cursor, LeaseNumbers, Looked
-from dmq.broker.delivery.dequeue_log import CursorKey
-from dmq.broker.delivery.lease import Holder, Lease
+from dmq.broker.delivery.lease import CursorKey, Holder, Lease
 from dmq.storage.state.positions import Position
 
 FAR = 1 << 60

@@ -21,8 +21,8 @@ from dmq.pipeline.archive.parquet import write_days
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs import dead_letters, rollup, trace
 from dmq.pipeline.jobs.changes import mark_of
+from dmq.pipeline.jobs.frames import SORT
 from dmq.pipeline.jobs.job import JobContext
-from dmq.pipeline.jobs.table_files import SORT
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, DEAD_LETTER_PART, MESSAGE, ROLLUP_PART, SCHEMAS, TRACE
 
 if TYPE_CHECKING:

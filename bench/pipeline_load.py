@@ -25,14 +25,13 @@ from crc32c import crc32c
 
 import dmq
 from dmq.model import MessageId
-from dmq.pipeline.archive.key_directory import cover
-from dmq.pipeline.archive.key_index import index_rows
+from dmq.pipeline.archive.key_index import cover, index_rows
 from dmq.pipeline.archive.parquet import Written, write_parquet
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.rows import message_batch
 from dmq.pipeline.decode.units import decode_units
-from dmq.pipeline.jobs.table_files import GROUP_ROWS
+from dmq.pipeline.jobs.frames import GROUP_ROWS
 from dmq.pipeline.tables import KEY_INDEX, MESSAGE, SCHEMAS
 from dmq.testing.benchmark.benchmark import Load, percentile
 from dmq.testing.processes import resident_bytes

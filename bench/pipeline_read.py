@@ -16,8 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import dmq
 from bench.pipeline_load import BODY_BYTES, TOPIC
-from dmq.pipeline.decode.cluster_reader import ClusterReader
-from dmq.pipeline.decode.journal_reader import JournalReader
+from dmq.pipeline.decode.journal_reader import ClusterReader, JournalReader
 from dmq.pipeline.source.data_source import PiecePartition
 from dmq.pipeline.source.filters import FilterBounds
 from dmq.pipeline.source.options import source_options

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import dmq
 from dmq.model import DLQ_PREFIX, RETRY_PREFIX
 from dmq.pipeline.archive.job import TABLES, ArchiveJob, ArchiveOptions, app_id_of
-from dmq.pipeline.archive.key_directory import cover
+from dmq.pipeline.archive.key_index import cover
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs import compact, retain
 from dmq.pipeline.jobs.job import JobContext

@@ -16,8 +16,8 @@ from typing import Any
 
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs import reconcile
+from dmq.pipeline.jobs.frames import STAGING
 from dmq.pipeline.jobs.job import JobContext
-from dmq.pipeline.jobs.table_files import STAGING
 from dmq.pipeline.spark_session import spark_session
 from dmq.pipeline.tables import RECONCILE_DIFF
 from tests.spark.conftest import JAVA_OPTIONS

@@ -14,10 +14,9 @@ import time
 from pathlib import Path
 
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.replay import spark_sender
-from dmq.pipeline.replay.plan import Done, Plan, Plans
+from dmq.pipeline.replay import spark_replay
+from dmq.pipeline.replay.plan import Done, Plan, Plans, Selection
 from dmq.pipeline.replay.replay import ReplayRequest, execute
-from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.replay.sender import ReplayProgress
 from dmq.pipeline.spark_session import spark_session
 from tests.spark.conftest import JAVA_OPTIONS
@@ -40,7 +39,7 @@ def main(url: str, tables: str, replay_id: str, point: str) -> None:
         "spark.local.dir": scratch,
     }
     keep, finish = Plans.keep, Plans.finish
-    spark_sender._LOOK_SECONDS = 0.05  # type: ignore[misc]
+    spark_replay._LOOK_SECONDS = 0.05  # type: ignore[misc]
 
     def reach(name: str) -> None:
         if name == point:

@@ -21,8 +21,8 @@ from dmq.pipeline.archive.job import TABLES, ArchiveJob, ArchiveOptions, Extract
 from dmq.pipeline.archive.run import Run, RunOptions
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs.job import Progress
+from dmq.pipeline.spark_session import task_errors
 from dmq.pipeline.tables import COPY, MESSAGE
-from dmq.pipeline.task_error import task_errors
 from dmq.testing.processes import BrokerProcess, free_port
 from tests.object_store import ObjectStore
 from tests.patience import eventually

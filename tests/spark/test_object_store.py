@@ -19,8 +19,8 @@ from dmq.pipeline.archive.job import TABLES, ArchiveJob
 from dmq.pipeline.archive.run import Run, RunOptions
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup.lookup import Lookup, run_sql
+from dmq.pipeline.replay.plan import Selection
 from dmq.pipeline.replay.replay import ReplayRequest, execute
-from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.report.collector import collect
 from dmq.pipeline.tables import METRICS_1M, TRACE
 from dmq.testing.processes import BrokerProcess

@@ -20,7 +20,7 @@ from dmq.outbox.repair.table_reader import OutboxReader
 from dmq.outbox.schema import tables
 from dmq.outbox.sender.envelope import SEND_ID, floor_send_id
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.jobs import outbox_pages, reconcile
+from dmq.pipeline.jobs import reconcile
 from dmq.pipeline.jobs.job import JobContext
 from dmq.pipeline.lookup.lookup import run_sql
 from dmq.pipeline.tables import RECONCILE_DIFF
@@ -212,7 +212,7 @@ def test_every_disagreement_is_found_once_and_what_agrees_is_not(spark: SparkSes
 def test_tables_that_tasks_read_are_compared_alike_and_in_an_object_store(
     spark: SparkSession, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_pages, "LOCAL_ROWS_MAX", 5)
+    monkeypatch.setattr(reconcile, "LOCAL_ROWS_MAX", 5)
     monkeypatch.setattr(OutboxReader.pages, "__defaults__", (3,))
     world = World(tmp_path, f"{object_store.bucket()}/archive")
     wrong = set()

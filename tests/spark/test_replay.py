@@ -15,12 +15,11 @@ import dmq
 from dmq.client.admin.reports import StoredMessage
 from dmq.errors import InvalidRequest, MessageTooLarge, OutOfRetries, UnknownMessage
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.replay.plan import Plans, Target
+from dmq.pipeline.replay.plan import Plans, Selection, Target
 from dmq.pipeline.replay.plan_builder import make_plan
 from dmq.pipeline.replay.replay import ReplayRequest, execute
-from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.replay.sender import ReplayProgress
-from dmq.pipeline.replay.spark_plan import make_plan_by_spark
+from dmq.pipeline.replay.spark_replay import make_plan_by_spark
 from dmq.testing.processes import BrokerProcess
 from tests.object_store import ObjectStore
 from tests.spark.python_workers import kill_workers

@@ -15,8 +15,8 @@ from dmq.client.client import Client
 from dmq.pipeline.archive.job import ArchiveJob
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup.lookup import Lookup
+from dmq.pipeline.replay.plan import Selection
 from dmq.pipeline.replay.replay import ReplayRequest, execute
-from dmq.pipeline.replay.selection import Selection
 from dmq.records.layout import REPLAYED
 from dmq.testing.processes import BrokerProcess
 

@@ -15,7 +15,7 @@ import pytest
 from dmq.errors import Damaged
 from dmq.pipeline.archive.parquet import Written, write_days
 from dmq.pipeline.archive.table_store import Archive, LiveFile
-from dmq.pipeline.jobs import compact, retain, table_files, trace
+from dmq.pipeline.jobs import compact, frames, retain, trace
 from dmq.pipeline.jobs.changes import news_of
 from dmq.pipeline.jobs.job import JobContext
 from dmq.pipeline.lookup.lookup import Lookup
@@ -79,7 +79,7 @@ def test_lookups_read_as_little_of_a_file_that_was_merged(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = Archive(str(tmp_path))
-    monkeypatch.setitem(table_files.GROUP_ROWS, KEY_INDEX, 50)
+    monkeypatch.setitem(frames.GROUP_ROWS, KEY_INDEX, 50)
     for part in range(4):
         commit_messages(archive, [message_row(number) for number in range(part * 40, part * 40 + 40)])
     compact.run(spark, archive, context(archive))

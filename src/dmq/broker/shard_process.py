@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dmq.broker.catalog.cluster_access import ClusterAccess, GroupChange
 from dmq.broker.diagnostics.metrics import NodeLoad
-from dmq.broker.journal.disk_threads import DiskThreads
+from dmq.broker.journal.disk import DiskThreads
 from dmq.broker.journal.unit_fetch import fetch_units
 from dmq.broker.shard_service import ShardService
 from dmq.broker.wire.dispatcher import Dispatcher

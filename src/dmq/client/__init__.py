@@ -6,5 +6,5 @@
 - `consumer`: subscriptions, leases and handlers
 - `admin`: administration, and the key-value space
 - `broker_view`: a broker as a client sees it, for `dmq doctor`
-- `arguments`: what users may pass; `stop_signals`: SIGTERM and SIGINT end every `run`
+- `arguments`: what users may pass
 """

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from dmq.outbox.repair.confirm_service import ConfirmOptions
     from dmq.outbox.repair.purge import Purged, purge
     from dmq.outbox.schema import OutboxTables, create_tables, tables
-    from dmq.outbox.sender.commit_hook import sends_messages
     from dmq.outbox.sender.envelope import Result
     from dmq.outbox.sender.message_row import OutboxMessage
     from dmq.outbox.sender.relay import Relay
-    from dmq.outbox.sender.service import MessageService
+    from dmq.outbox.sender.service import MessageService, sends_messages
     from dmq.outbox.states import BusinessState, SendState
 
 __all__ = [
@@ -73,7 +72,7 @@ _LATER = {
     "consumes_messages": "dmq.outbox.inbox.decorator",
     "create_tables": "dmq.outbox.schema",
     "purge": "dmq.outbox.repair.purge",
-    "sends_messages": "dmq.outbox.sender.commit_hook",
+    "sends_messages": "dmq.outbox.sender.service",
     "tables": "dmq.outbox.schema",
 }
 

@@ -3,7 +3,7 @@
 In reading order: `decode` turns units of the journal into rows; `source` and `sink` are Spark's `format("dmq")`, with
 `spark_options` and `binary_values` for both; `tables` are those of the archive, `object_store` says where they can
 lie; `archive` fills them, `jobs` derive from them, `lookup` finds in them, `report` shows them and `replay` sends from
-them. `spark_session` starts Spark, `task_error` tells what failed in it.
+them. `spark_session` starts Spark, and tells what failed in it.
 """
 
 from __future__ import annotations

@@ -1,23 +1,30 @@
-"""Spark sessions: the one place that makes one.
+"""Spark sessions: the one place that makes one, and tells what failed in it as if it had failed here.
+
+When a task fails, Spark hands the driver a page of text: Java's stack, and in it the trace of the Python worker. Its
+last line is what a user needs.
 
 What always holds: Python workers run the interpreter of the driver, times are UTC, columns pass as Arrow, and only
-errors are shown on the terminal. On a local master the JVM is kept small; on a cluster its sizes are the operator's.
+errors are shown on the terminal. On a local master the JVM is kept small; on a cluster its sizes are the operator's. An
+error of ours that a task raised has its class and its sentence in the driver, too.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dmq.errors import InvalidSettings
+from dmq import errors
+from dmq.errors import DMQError, InvalidSettings, OutOfRetries
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["settings_for", "spark_session"]
+__all__ = ["settings_for", "spark_session", "task_error", "task_errors"]
 
 _ALWAYS: Final = {
     "spark.sql.session.timeZone": "UTC",
@@ -95,3 +102,52 @@ def _with_log4j(options: str) -> str:
     if "log4j" in options:
         return options
     return f'{options} -Dlog4j2.configurationFile="{_LOG4J.as_uri()}"'.strip()
+
+
+_TRACE: Final = "Traceback (most recent call last):"
+_ABORTED: Final = "Job aborted"
+_LAST: Final = "most recent failure: "
+_ERROR: Final = re.compile(r"^([A-Za-z_][\w.]*): (.+)$")
+_SAID_MAX: Final = 500
+
+
+def task_error(text: str, advice: str) -> DMQError | None:
+    """The error for what Spark says of a job that failed; None if no task of it has.
+
+    Parameters:
+        advice: what to do after one that is not ours.
+    """
+    if _TRACE in text:
+        trace = text.rpartition(_TRACE)[2].partition("\n\tat ")[0]
+        for line in reversed(trace.splitlines()):
+            found = _ERROR.match(line)
+            if found is None:
+                continue
+            kind = getattr(errors, found[1].removeprefix("dmq.errors."), None)
+            if isinstance(kind, type) and issubclass(kind, DMQError):
+                return kind(found[2])
+            return OutOfRetries(f"a task of Spark failed: {found[0][:_SAID_MAX]}; {advice}")
+    if _ABORTED in text:
+        said = text.strip().splitlines()[0].rpartition(_LAST)[2]
+        return OutOfRetries(f"a task of Spark failed: {said[:_SAID_MAX]}; {advice}")
+    return None
+
+
+@contextmanager
+def task_errors(advice: str) -> Iterator[None]:
+    """Tasks that failed as often as Spark allows are told in a sentence in here; see `task_error`.
+
+    Raises:
+        DMQError: what the last attempt of a task met.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+        found = task_error(text, advice)
+        if found is None:
+            raise
+        raise found from error

@@ -203,7 +203,7 @@ class FetchReply(Header, frozen=True):
     """Body: units, verbatim, from `start`, which may be before what was asked, to `end`. Fetch from `end` for more.
 
     With `topic_ids`, units that do not concern these are left out, and of others that are large, the batches that do
-    not: see `dmq.storage.read.topic_units`.
+    not: see `dmq.broker.journal.unit_fetch`.
     """
 
     start: Amount

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import cache
 from typing import Final
 
 from crc32c import crc32c
@@ -37,12 +38,18 @@ def encode_system(topic_name: str, body: bytes, at_ms: int) -> bytes:
 
 def system_records(topic_name: str, bodies: Iterable[bytes], at_ms: int) -> list[bytes]:
     """System records that differ in nothing but what they say."""
-    tail = name_bytes("topic", topic_name) + b"\0\0" + layout.U16.pack(0)
+    tail = _system_tail(topic_name)
     sent = layout.U64.pack(at_ms)
     others = others_crc(_SYSTEM_HEAD, sent, tail) << 32
     head = _SYSTEM_HEAD + BLANK_STAMP + sent + BLANK_TIMES
     fixed, pack = HEAD.size + len(tail), HEAD.pack
     return [pack(_length(fixed + len(body)), head, others | crc32c(body), len(body)) + body + tail for body in bodies]
+
+
+@cache
+def _system_tail(topic_name: str) -> bytes:
+    """What a system record ends with; there are few system topics."""
+    return name_bytes("topic", topic_name) + b"\0\0" + layout.U16.pack(0)
 
 
 def record_head(flags: int, tag_hash: int, priority: int) -> bytes:

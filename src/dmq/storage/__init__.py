@@ -16,7 +16,7 @@ Each room imports only from those below it:
     state
     delay
     index
-    journal    unit, unit_builder, journal, scanner, window_cache
+    journal    unit, journal, scanner
     file_pool
     disk_space
     files

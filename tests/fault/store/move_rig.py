@@ -14,7 +14,7 @@ from dmq.broker.delivery.group import Member, Subscription
 from dmq.broker.delivery.lease import Lease
 from dmq.broker.delivery.waiters import Demand
 from dmq.broker.journal.arrivals import Arrivals
-from dmq.broker.journal.disk_reads import DiskReads
+from dmq.broker.journal.disk import DiskReads
 from dmq.broker.journal.journal import Journal
 from dmq.broker.journal.writer import JournalWriter
 from dmq.broker.retry.mover import Mover

@@ -23,8 +23,7 @@ from dmq.records import (
 )
 from dmq.settings import StoreSettings
 from dmq.storage.delay.wheel import Delay
-from dmq.storage.journal.unit_builder import sender_of
-from dmq.storage.journal.unit_draft import Batch, Placement
+from dmq.storage.journal.unit_draft import Batch, Placement, sender_of
 from dmq.storage.journal.unit_writer import Lone, Sender, Unusual
 from dmq.storage.state.events import (
     DelaysDone,

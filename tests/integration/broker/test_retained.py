@@ -11,7 +11,7 @@ import dmq
 from dmq.settings import StoreSettings
 from dmq.storage.delay.fragment import Fragment
 from dmq.storage.index.block_file import BlockCache
-from dmq.storage.journal.window_cache import WindowCache
+from dmq.storage.journal.journal import WindowCache
 from dmq.storage.read.record_origin import Identities
 from dmq.storage.state.state import HALF_ID, SCHEDULE_ID
 from dmq.testing.disk.files import MemoryFiles

@@ -149,7 +149,7 @@ def test_a_producer_waits_until_its_message_is_consumed() -> None:
         door.settle(client, handed, Outcome.ACK)
         assert (await sending).first_offset == 0
         late = asyncio.ensure_future(door.publish(b"b", **how))
-        await door.until(lambda: len(door.broker.channels.open["orders", "billing"].watches))
+        await door.until(lambda: door.broker.channels.open["orders", "billing"].watches.count)
         door.clock.advance(11.0)
         with pytest.raises(ConsumeTimeout):
             await late

@@ -10,7 +10,7 @@ import pytest
 
 import dmq
 import dmq.aio
-from dmq.pipeline.decode.cluster_reader import shard_servers
+from dmq.pipeline.decode.journal_reader import shard_servers
 from tests.integration.cli.test_commands import dmq as run
 from tests.integration.cluster.processes import ClusterProcesses
 from tests.patience import eventually

@@ -14,9 +14,8 @@ from typing import Any
 from dmq.client.producer.lane_sender import LaneSender
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.replay import sender
-from dmq.pipeline.replay.plan import Done, Plan, Plans
+from dmq.pipeline.replay.plan import Done, Plan, Plans, Selection
 from dmq.pipeline.replay.replay import ReplayRequest, execute
-from dmq.pipeline.replay.selection import Selection
 
 __all__ = ["CHOICE", "STOPS"]
 

@@ -20,8 +20,8 @@ import dmq
 from dmq.errors import InvalidMessage, InvalidRequest, UnknownTopic
 from dmq.model import Durability, Message, MessageId
 from dmq.pipeline.archive.table_store import Archive
+from dmq.pipeline.replay.plan import Selection
 from dmq.pipeline.replay.replay import ReplayRequest, execute
-from dmq.pipeline.replay.selection import Selection
 from dmq.protocol import Command, decode_response
 from dmq.protocol.batch import pack_records
 from dmq.protocol.produce import Produce, ProduceFlag

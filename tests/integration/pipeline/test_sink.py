@@ -20,9 +20,8 @@ from dmq.client.client import Client
 from dmq.client.consumer.message import ReceivedMessage
 from dmq.errors import DMQError, InvalidMessage, SequenceConflict, StaleEpoch, TimedOut, UnknownTopic
 from dmq.pipeline import DmqDataSource
-from dmq.pipeline.sink.data_writer import BATCH_ROWS_MAX, Writer, write_rows
+from dmq.pipeline.sink.data_writer import BATCH_ROWS_MAX, SinkOptions, Writer, sink_options, write_rows
 from dmq.pipeline.sink.encoder import BLOCK_ROWS
-from dmq.pipeline.sink.options import SinkOptions, sink_options
 from dmq.pipeline.source.columns import column_kind
 from dmq.pipeline.source.data_source import BatchReader
 from dmq.testing.processes import BrokerProcess, free_port

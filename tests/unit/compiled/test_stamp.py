@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dmq.model import Message
 from dmq.records import Stamp, encode_batch, stamp_few
-from dmq.storage.journal import unit_builder
+from dmq.storage.journal import unit_draft
 from dmq.storage.journal.unit import NO_ADDRESS, Part, Row
 from tests.unit.compiled.extension import grown_kb, speed
 from tests.unit.records.samples import batches
@@ -84,9 +84,9 @@ def test_the_parts_of_a_unit_are_stamped_each_with_its_own(
         at += len(made.data)
     one, few, many = bytearray(buffer), bytearray(buffer), bytearray(buffer)
     origin = (SERVER, 2**40)
-    tags = unit_builder.stamp_parts(speed.stamp_run, one, parts, offsets, start=start, origin=origin).tolist()
-    assert unit_builder.stamp_parts_few(few, parts, offsets, start, origin=origin) == tags
-    assert unit_builder.stamp_parts_many(many, parts, np.array(offsets), start, origin=origin).tolist() == tags
+    tags = unit_draft.stamp_parts(speed.stamp_run, one, parts, offsets, start=start, origin=origin).tolist()
+    assert unit_draft.stamp_parts_few(few, parts, offsets, start, origin=origin) == tags
+    assert unit_draft.stamp_parts_many(many, parts, np.array(offsets), start, origin=origin).tolist() == tags
     assert one == few == many
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dmq.errors import DiskFull, OutOfRetries
-from dmq.pipeline.task_error import task_error
+from dmq.pipeline.spark_session import task_error
 
 ABORTED = (
     "org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times, most "

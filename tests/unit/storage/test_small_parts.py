@@ -13,10 +13,10 @@ from dmq.model import Durability
 from dmq.settings import StoreSettings
 from dmq.storage.files import DiskUsage
 from dmq.storage.index.block_file import RUNS_MAX, merge_from
+from dmq.storage.journal.journal import WindowCache
 from dmq.storage.journal.unit import NO_ADDRESS, Part, Row, Unit
-from dmq.storage.journal.unit_builder import UnitBuilder
+from dmq.storage.journal.unit_draft import UnitBuilder
 from dmq.storage.journal.unit_writer import Visibility
-from dmq.storage.journal.window_cache import WindowCache
 from dmq.storage.upkeep.retention import SegmentAge, segments_past, segments_to_force
 
 HOUR_MS = 3_600_000

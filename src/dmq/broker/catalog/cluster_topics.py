@@ -24,8 +24,7 @@ import msgspec
 
 from dmq.broker.catalog.catalog import Catalog
 from dmq.broker.catalog.changes import Later
-from dmq.broker.catalog.cluster_access import ClusterAccess
-from dmq.broker.catalog.cluster_groups import ClusterGroups
+from dmq.broker.catalog.cluster_access import ClusterAccess, ClusterGroups
 from dmq.broker.runtime.runtime import Runtime
 from dmq.errors import (
     Busy,

@@ -2,8 +2,8 @@
 
 In reading order: `client` (subscribe, pull, settle: the door), `channels` (all channels: pumped, ticked, forgotten, and
 divided by their members), `channel` (one group at one topic), `group` (its members and whose turn it is, and which
-queue is next), `cursor` (which offsets are next, out or settled), `lease` (what is out, and what goes out again, as
-sets of offsets), `dequeue_log` (the events of a cursor), `waiters` (sinks, pulls, watches for an ack), `doomed`
-(messages that must not go out), `origin` (records where they stand), `groups` (what an operator sees and does),
-`reader` (reading without consuming).
+queue is next), `cursor` (which offsets are next, out or settled), `lease` (what is out, what goes out again, and
+the events of what is settled, as sets of offsets), `waiters` (sinks, pulls, watches for an ack), `origin`
+(records where they stand, and which of them must not go out), `groups` (what an operator sees and does), `reader`
+(reading without consuming).
 """

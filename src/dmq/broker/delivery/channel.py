@@ -22,13 +22,11 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 from dmq.broker.delivery.cursor import WINDOW, Cursor, HandOutRules, LeaseEnd, LeaseNumbers, Looked, Proposal
-from dmq.broker.delivery.dequeue_log import GONE, CursorKey
-from dmq.broker.delivery.doomed import Doomed, Terms, find_doomed
 from dmq.broker.delivery.group import RETRY_QUEUES, Group, Inheritance, Member, Pulse, QueueSelection, hashes_of
-from dmq.broker.delivery.lease import Holder, Lease, Ranges, full, lowest
-from dmq.broker.delivery.origin import origins_of, read_origins
+from dmq.broker.delivery.lease import GONE, CursorKey, Holder, Lease, Ranges, full, lowest
+from dmq.broker.delivery.origin import Doomed, Terms, find_doomed, origins_of, read_origins
 from dmq.broker.delivery.waiters import ConsumedWatch, Demand, Handed, Lengths, Subscriber, WaitingPull, Watches
-from dmq.broker.runtime.histogram import Histogram
+from dmq.broker.runtime.runtime import Histogram
 from dmq.errors import Busy, Damaged, DMQError, LeaseLost, OffsetGone
 from dmq.event_log import EventLog
 from dmq.offset_runs import mask_runs
@@ -636,7 +634,7 @@ class Channel:
                 self.count_moved(count, is_dead=True)
         if self.cursors[queue].has_more:
             self.selection.mark(queue)
-        if self.watches:
+        if self.watches.count:
             self._tell_watches(queue, events)
 
     def _tell_watches(self, queue: int, events: list[Settled]) -> None:
@@ -710,7 +708,7 @@ class Channel:
             self._expire_pulls(now_ms)
         while self._pulls and self._pulls[0].is_done:
             self._pulls.popleft()
-        if self.watches:
+        if self.watches.count:
             self.watches.expire(now_ms)
         return woken
 
@@ -769,7 +767,7 @@ class Channel:
         return not (
             self.group.members
             or self._pulls
-            or self.watches
+            or self.watches.count
             or any(cursor.out or cursor.redelivering for cursor in self.cursors.values())
         )
 

@@ -28,8 +28,7 @@ from dmq.broker.delivery.cursor import LeaseNumbers
 from dmq.broker.delivery.group import BroadcastCursors, Group, Member, MemberState, Pulse, kept_subscription
 from dmq.broker.delivery.lease import Tally
 from dmq.broker.journal.journal import Journal
-from dmq.broker.runtime.histogram import Histogram
-from dmq.broker.runtime.runtime import Runtime
+from dmq.broker.runtime.runtime import Histogram, Runtime
 from dmq.errors import DMQError
 from dmq.event_log import EventLog
 from dmq.model import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_PREFIX, retry_topic_name, retry_topic_parts

@@ -380,7 +380,7 @@ class Client:
             channel.group.wake(member)
         if channel.awaits:
             channels.pump_soon(channel)
-        if is_waited_for or channel.watches:
+        if is_waited_for or channel.watches.count:
             channels.writer.hurry()
         return refused
 

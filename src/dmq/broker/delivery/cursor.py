@@ -5,7 +5,7 @@ caller reads the store, sends, and writes the events.
 
 Hand-out has two steps, because only the store's read tells which offsets of a range pass the filter, and the read may
 take a while: `propose` reserves offsets, `grant` turns those that matched into a lease and settles the others silently
-(see `dequeue_log`), `release` gives them back. Other calls may come in between.
+(see `DequeueLog`), `release` gives them back. Other calls may come in between.
 
 What always holds:
 
@@ -37,8 +37,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from dmq.broker.delivery.dequeue_log import FILTERED, CursorKey, DequeueLog
 from dmq.broker.delivery.lease import (
+    FILTERED,
+    CursorKey,
+    DequeueLog,
     Held,
     Holder,
     Lease,

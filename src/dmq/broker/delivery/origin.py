@@ -1,13 +1,19 @@
-"""Origins: records that are read where they stand, with their ids, to be moved or to be recognised.
+"""Origins: records that are read where they stand, with their ids, to be moved or to be recognised, and those of them
+that are doomed: they were read to be handed out, and must not be, since they expired, had all their attempts, or were
+stored as something that nobody can read.
+
+A message that kills its consumer is never nacked: only here is noticed that it was handed out often enough. Expiry is
+looked at here too, where a message would go out: messages that no consumer asks for need not be looked for.
 
 What always holds: what is read is read once, in as few pieces as it stands in. For a record that cannot be read there
-is an origin as well, of its stand-in: it can be moved, and says what is wrong.
+is an origin as well, of its stand-in: it can be moved, and says what is wrong. Doomed messages are some of those that
+were read, in order; an attempt that would be the last one allowed is not doomed.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from dmq.broker.delivery.lease import Ranges
@@ -19,7 +25,7 @@ from dmq.storage.read.reader import Slice
 from dmq.storage.read.record_origin import IdRun
 from dmq.storage.state.state import Topic
 
-__all__ = ["Origin", "corrupt_origin", "origins_of", "read_origins"]
+__all__ = ["Doomed", "Origin", "Terms", "corrupt_origin", "find_doomed", "is_exhausted", "origins_of", "read_origins"]
 
 _ID: Final = struct.Struct(">QQ")
 _EVERYTHING: Final = 1 << 40
@@ -105,3 +111,57 @@ def corrupt_origin(offset: int, raw: bytes, message_id: bytes, why: str, *, is_r
     failed = read_failed(stand_in(raw), is_retry=is_retry)
     place = _ID.pack(0, layout.U64.unpack_from(failed.raw, layout.JOURNAL_OFFSET_AT)[0])
     return Origin(offset, failed, failed.message_id or message_id or place, why)
+
+
+class Doomed(NamedTuple):
+    """Messages for the dead letters."""
+
+    expired: list[Origin]
+    exhausted: list[Origin]
+    corrupt: list[Origin]
+
+    @property
+    def offsets(self) -> set[int]:
+        return {origin.offset for origins in self for origin in origins}
+
+
+class Terms(NamedTuple):
+    """What a message has to keep to be handed out.
+
+    Attributes:
+        attempt: which hand-out from this queue it would be.
+        attempts_max: as of `is_exhausted`.
+        ttl_ms: how long messages of this topic live after they were stored; None where each says so itself, as a
+            retry does.
+    """
+
+    attempt: int
+    attempts_max: int
+    now_ms: int
+    ttl_ms: int | None
+
+
+def is_exhausted(attempts: int, attempts_max: int) -> bool:
+    """Whether so many attempts that failed are all a message gets; 0 allows any number."""
+    return 0 < attempts_max <= attempts
+
+
+def find_doomed(origins: Iterable[Origin], terms: Terms) -> Doomed | None:
+    """What of the messages that were read must not go out; None if all may."""
+    attempt, attempts_max, now_ms, ttl_ms = terms
+    expired: list[Origin] = []
+    exhausted: list[Origin] = []
+    corrupt: list[Origin] = []
+    for origin in origins:
+        if origin.corrupt:
+            corrupt.append(origin)
+            continue
+        expires_at_ms = origin.failed.expires_at_ms
+        if ttl_ms is not None:
+            at_ms = origin.stored_at_ms + ttl_ms
+            expires_at_ms = at_ms if expires_at_ms is None else min(at_ms, expires_at_ms)
+        if expires_at_ms is not None and expires_at_ms <= now_ms:
+            expired.append(origin)
+        elif is_exhausted(origin.failed.attempts + attempt - 1, attempts_max):
+            exhausted.append(origin)
+    return Doomed(expired, exhausted, corrupt) if expired or exhausted or corrupt else None

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from dmq.broker.delivery.channels import Channels
 from dmq.broker.delivery.group import hashes_of, normalised
-from dmq.broker.journal.disk_reads import Asker
+from dmq.broker.journal.disk import Asker
 from dmq.broker.journal.journal import Journal
 from dmq.broker.journal.unit_fetch import TopicFetch
 from dmq.errors import InvalidRequest, OffsetGone, UnknownTopic, Unsupported

@@ -157,24 +157,25 @@ class ConsumedWatch:
 
 
 class Watches:
-    """The watches of one group at one topic."""
+    """The watches of one group at one topic.
+
+    Attributes:
+        count: how many wait.
+    """
 
     def __init__(self, watches_max: int) -> None:
         self._max = watches_max
         self._by_queue: dict[int, list[ConsumedWatch]] = {}
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
+        self.count = 0
 
     def check_room(self) -> None:
         """Raises Busy while there are as many as may be."""
-        if self._count >= self._max:
-            raise Busy(f"{self._count} sends wait to be consumed already: try again shortly", retry_after_ms=100)
+        if self.count >= self._max:
+            raise Busy(f"{self.count} sends wait to be consumed already: try again shortly", retry_after_ms=100)
 
     def add(self, watch: ConsumedWatch) -> None:
         self._by_queue.setdefault(watch.queue, []).append(watch)
-        self._count += 1
+        self.count += 1
 
     def settled(self, queue: int, events: Iterable[Settled]) -> None:
         """Something of the queue was settled: answer those who have all they waited for."""
@@ -216,7 +217,7 @@ class Watches:
                     watch.answer(False)
 
     def _keep(self, queue: int, watches: list[ConsumedWatch]) -> None:
-        self._count += len(watches) - len(self._by_queue[queue])
+        self.count += len(watches) - len(self._by_queue[queue])
         if watches:
             self._by_queue[queue] = watches
         else:

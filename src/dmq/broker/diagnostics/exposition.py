@@ -22,7 +22,7 @@ from dmq.broker.delivery.channel import Traffic
 from dmq.broker.diagnostics.disk_report import dropped_by_group
 from dmq.broker.diagnostics.metrics import FIGURES, SERIES, Metric, numbers
 from dmq.broker.maintenance import Audience
-from dmq.broker.runtime.histogram import Histogram
+from dmq.broker.runtime.runtime import Histogram
 from dmq.errors import DMQError, InvalidRequest
 from dmq.model import SYSTEM_PREFIX
 from dmq.storage.state.positions import Pair

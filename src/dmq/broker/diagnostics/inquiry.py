@@ -29,7 +29,7 @@ from dmq.broker.diagnostics.explanation import (
     paragraph,
     until,
 )
-from dmq.broker.diagnostics.message_history import NOT_KEPT, Copy, Leased, Life, Step, look_up, steps_of
+from dmq.broker.diagnostics.message_history import NOT_KEPT, Copy, Leased, Life, Step, covers, look_up, steps_of
 from dmq.broker.schedule.release_unit import topic_since
 from dmq.model import (
     DLQ_PREFIX,
@@ -43,7 +43,6 @@ from dmq.model import (
 )
 from dmq.protocol.message_history import STEPS_MAX
 from dmq.records import DeadReason
-from dmq.storage.offline.event_search import covers
 from dmq.storage.state.events import PositionSet, Settled
 from dmq.storage.state.positions import Position
 from dmq.storage.state.state import Topic

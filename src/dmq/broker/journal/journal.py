@@ -12,7 +12,7 @@ from bisect import bisect_right
 from typing import Final, NamedTuple
 
 from dmq.broker.journal.arrivals import Arrivals
-from dmq.broker.journal.disk_reads import DiskReads
+from dmq.broker.journal.disk import DiskReads
 from dmq.broker.journal.shard_writer import ShardWriter
 from dmq.broker.journal.writer import JournalWriter
 from dmq.clock import Clock

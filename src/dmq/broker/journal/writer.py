@@ -23,8 +23,8 @@ from functools import partial
 from typing import Final, Protocol
 
 from dmq.broker.journal.arrivals import Arrivals
-from dmq.broker.journal.disk_threads import DiskThreads
-from dmq.broker.runtime.histogram import Histogram
+from dmq.broker.journal.disk import DiskThreads
+from dmq.broker.runtime.runtime import Histogram
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, Busy, DiskFull, DMQError, NotConnected, NotLeader, StorageError, StoreFailed
 from dmq.event_log import EventLog

@@ -35,8 +35,7 @@ from dmq.records.attributes import ANY_QUEUE
 from dmq.records.check import are_right, check_batch
 from dmq.records.layout import RECORD_BYTES_MIN
 from dmq.storage.journal.unit import Unit
-from dmq.storage.journal.unit_builder import sender_of
-from dmq.storage.journal.unit_draft import Batch, Placement
+from dmq.storage.journal.unit_draft import Batch, Placement, sender_of
 from dmq.storage.journal.unit_writer import Lone, Sender, Unusual
 from dmq.storage.store import MessageStore
 

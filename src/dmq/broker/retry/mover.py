@@ -42,10 +42,9 @@ from crc32c import crc32c
 from dmq.broker.catalog.catalog import Catalog
 from dmq.broker.delivery.channel import Channel, Failure
 from dmq.broker.delivery.cursor import Cursor
-from dmq.broker.delivery.doomed import Doomed, is_exhausted
 from dmq.broker.delivery.group import group_of
 from dmq.broker.delivery.lease import Lease, Ranges, Redelivery, mask_of_ranges
-from dmq.broker.delivery.origin import Origin, corrupt_origin, read_origins
+from dmq.broker.delivery.origin import Doomed, Origin, corrupt_origin, is_exhausted, read_origins
 from dmq.broker.journal.journal import Journal
 from dmq.broker.retry.policy import RETRY_TABLE, parse_retry_table, wait_ms
 from dmq.broker.runtime.runtime import Runtime

@@ -1,4 +1,4 @@
-"""The clock, the readiness and the tasks of one broker, handed to the rooms together.
+"""What every room of a broker runs on, handed to the rooms together: its clock, its readiness and its tasks.
 
 `SteadyClock` is broker time: the wall clock at the start plus the time since, also that in which the machine was
 suspended.
@@ -15,20 +15,23 @@ What always holds: a stopping broker never runs again; a drained one may. Both f
 
 What always holds: a coroutine that fails calls its `failed` once and harms no other; one that is cancelled because the
 broker stops calls it with `BrokerStopping`, or with the error that all are dropped with.
+
+A `Histogram` has fixed buckets: how long things took, at the cost of a few additions for a whole batch.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dmq.clock import Clock
 from dmq.errors import BrokerStopping, DMQError
 from dmq.event_log import EventLog
 from dmq.shard.service import Leadership
 
-__all__ = ["Readiness", "Runtime", "Tasks", "Work"]
+__all__ = ["SECONDS", "Histogram", "Readiness", "Runtime", "Tasks", "Work"]
 
 
 class Runtime(NamedTuple):
@@ -176,3 +179,38 @@ class Tasks:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
+
+
+SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0, 3600.0)
+
+
+class Histogram:
+    """Counts by bucket.
+
+    Parameters:
+        bounds: the upper bounds of the buckets, rising; beyond the last there is one more.
+
+    Attributes:
+        counts: by bucket, not cumulative.
+        sum: of everything observed.
+    """
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...] = SECONDS) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """So many things took so long each."""
+        self.counts[bisect_left(self._bounds, value)] += count
+        self.sum += value * count
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """By upper bound as Prometheus writes it, how many were not above it."""
+        found, below = [], 0
+        for bound, count in zip((*map(repr, self._bounds), "+Inf"), self.counts, strict=True):
+            below += count
+            found.append((bound, below))
+        return found

@@ -23,8 +23,7 @@ from dmq.errors import UnknownGroup
 
 if TYPE_CHECKING:
     from dmq.client.admin.admin import Admin
-    from dmq.client.admin.reports import Lag, Move
-    from dmq.client.admin.shard_answers import ShardRows
+    from dmq.client.admin.reports import Lag, Move, ShardRows
 
 __all__ = ["app"]
 
@@ -147,7 +146,7 @@ def skip(
     form: Formatted = Format.TABLE,
 ) -> None:
     """Move a group forth past messages it will then never get. A dry run until --execute."""
-    from dmq.client.admin.shard_answers import ShardRows
+    from dmq.client.admin.reports import ShardRows
 
     with connected(url) as client:
         admin = client.admin

@@ -20,8 +20,8 @@ from dmq.cli.output import cut, show_facts, show_rows
 
 if TYPE_CHECKING:
     from dmq.pipeline.archive.table_store import Archive
+    from dmq.pipeline.replay.plan import Selection
     from dmq.pipeline.replay.replay import Outcome, ReplayRequest
-    from dmq.pipeline.replay.selection import Selection
     from dmq.pipeline.replay.sender import ReplayProgress
 
 __all__ = ["replay"]
@@ -81,9 +81,9 @@ def replay(
     """
     with needs_spark_extra():
         from dmq.pipeline.archive.table_store import Archive
+        from dmq.pipeline.replay.plan import Selection
         from dmq.pipeline.replay.replay import execute as send
         from dmq.pipeline.replay.replay import session_for
-        from dmq.pipeline.replay.selection import Selection
 
     archive = Archive.open(tables)
     selection = Selection(

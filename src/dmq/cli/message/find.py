@@ -35,7 +35,7 @@ def find(
             MessageId.parse(message_id)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
-    from dmq.client.admin.shard_answers import ShardRows
+    from dmq.client.admin.reports import ShardRows
 
     with connected(url) as client:
         admin = client.admin

@@ -6,8 +6,7 @@
 - `dead_letters`: the conversations about dead letters, and the letters themselves
 - `shards`: the conversations about shards, and what they return
 - `cluster`: the conversations about the whole cluster, the document of an export, and what stands in the wrong place
-- `reports`: the values that the conversations return
-- `shard_answers`: how the answers of several shards become one
+- `reports`: the values that the conversations return, and how those of several shards become one
 
 `admin` and `registry` are generated from their asyncio twins in `dmq.client.aio`.
 """

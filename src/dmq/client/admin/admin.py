@@ -29,15 +29,13 @@ from dmq.client.admin.reports import (
     LimitReport,
     Move,
     QueueRange,
+    ShardAnswers,
+    ShardRows,
     StoredMessage,
     Topic,
     TraceReport,
     TransactionReport,
     WhyReport,
-)
-from dmq.client.admin.shard_answers import (
-    ShardAnswers,
-    ShardRows,
     chosen_why,
     interleaved,
     joined_group,

@@ -17,11 +17,10 @@ from typing import Any, Final, Protocol, TypeVar
 from dmq.client.aio.message import AioMessage, OpenedAioMessage
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
-from dmq.client.consumer.executor import ORDERED_TURN_MAX, TURN_MAX, pace_of
+from dmq.client.consumer.executor import ORDERED_TURN_MAX, STOP_SIGNALS, TURN_MAX, pace_of
 from dmq.client.consumer.handler import RateLimit, begin_handling, check_policy, check_pool, judge, tell_failure
 from dmq.client.consumer.message import messages_of
 from dmq.client.consumer.prefetch import Turn
-from dmq.client.stop_signals import STOP_SIGNALS
 from dmq.errors import DMQError
 from dmq.token_bucket import TokenBucket
 

@@ -35,7 +35,7 @@ from dmq.pipeline.archive.parquet import Written, write_days
 from dmq.pipeline.decode.journal_reader import JournalReader
 from dmq.pipeline.decode.rows import COPY_COLUMNS, MESSAGE_COLUMNS, copy_batch, message_batch
 from dmq.pipeline.decode.units import SystemRecord, UnitRows, decode_fetched
-from dmq.pipeline.jobs.table_files import BLOOM, GROUP_ROWS, SORT
+from dmq.pipeline.jobs.frames import BLOOM, GROUP_ROWS, SORT
 from dmq.pipeline.object_store import store_errors
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX, MESSAGE
 from dmq.storage.state.events import Outcome, Settled, decode_event

@@ -1,19 +1,19 @@
 """The archive job: the journal of a broker, or of a shard, batch by batch, into the tables.
 
-A batch is a range of the journal. Spark's tasks write its rows as files (`extraction`); the driver commits them table
-by table, joins the settlements with the messages (`settlement_join`), commits those, and at last tells the broker how
-far the archive is. While it does that, the tasks of the next batch are at work. How far each table has come stands in
-its own log, written in the same commit as the files: the journal offset, under an app id that names the journal.
+A batch is a range of the journal (`next_batch`). Spark's tasks write its rows as files (`Extraction`); the driver
+commits them table by table, joins the settlements with the messages (`settlement_join`), commits those, and at last
+tells the broker how far the archive is. While it does that, the tasks of the next batch are at work. How far each table
+has come stands in its own log, written in the same commit as the files: the journal offset, under an app id that names
+the journal. A table has everything of the units that start below that offset; a range holds the units that start in
+it, so its ends may lie anywhere, and every unit belongs to exactly one range.
 
 What always holds: if the job is killed, anywhere, the next run finds by the tables' logs which range each table lacks,
-and gives it exactly that; no row is lost and none is there twice. Only what outlives a power loss of the broker is
-taken. Of two runs at once on one journal the slower one ends with `ArchiveConflict`. A batch is committed as a whole
-before the next one is; what was extracted ahead of a commit that failed is thrown away.
-
-The extraction of a batch: Spark's tasks write its rows as files while the driver does something else.
-
-What always holds: what was extracted counts for nothing until a commit names it, so an extraction may be thrown away at
-any time; its settlements, which are staged beside the tables, are deleted when it is closed.
+and gives it exactly that; no row is lost and none is there twice. A table that lags behind another, since a run was
+killed between their commits, is given the same range that the other one has had. Only what outlives a power loss of the
+broker is taken. Of two runs at once on one journal the slower one ends with `ArchiveConflict`. A batch is committed as
+a whole before the next one is. What was extracted counts for nothing until a commit names it, so an extraction may be
+thrown away at any time, as after a commit that failed; its settlements, which are staged beside the tables, are deleted
+when it is closed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import date, timedelta
+from itertools import pairwise
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from dmq.pipeline.archive.batch import Batch, after, batch_size, next_batch, split
+from dmq.errors import OffsetGone
 from dmq.pipeline.archive.extract import Extracted, Task, extract
 from dmq.pipeline.archive.settlement_join import resolved
 from dmq.pipeline.decode.journal_reader import JournalReader
@@ -42,7 +43,19 @@ if TYPE_CHECKING:
     from dmq.pipeline.archive.table_store import Archive
     from dmq.protocol.read import ArchivedReply
 
-__all__ = ["TABLES", "ArchiveJob", "ArchiveOptions", "BatchDone", "Extraction", "app_id_of"]
+__all__ = [
+    "TABLES",
+    "ArchiveJob",
+    "ArchiveOptions",
+    "Batch",
+    "BatchDone",
+    "Extraction",
+    "after",
+    "app_id_of",
+    "batch_size",
+    "next_batch",
+    "split",
+]
 
 TABLES: Final = ARCHIVED  # in the order of their commits
 _IDLE_BYTES: Final = 16 << 20
@@ -306,3 +319,73 @@ class Extraction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+RANGE_BYTES: Final = 64 << 20  # a task holds about six times as much in memory
+_RANGES_MIN: Final = 4
+
+
+class Batch(NamedTuple):
+    """A range of the journal, and the tables that it goes to."""
+
+    start: int
+    end: int
+    after: Mapping[str, int | None]  # by table, the version that is there until then
+
+
+def next_batch(
+    versions: Mapping[str, int | None], first: int, end: int, size: int, *, accept_loss: bool = False
+) -> Batch | None:
+    """What comes next; None if all tables have everything.
+
+    Parameters:
+        versions: how far each table is; None has nothing yet.
+        first, end: what the journal has.
+        size: at most this many bytes.
+        accept_loss: go on behind what retention took before it was archived.
+
+    Raises:
+        OffsetGone: the journal does not have any more, or not any longer, what comes next.
+    """
+    known = [version for version in versions.values() if version is not None]
+    if known and max(known) > end:
+        raise OffsetGone(
+            f"the archive has this journal up to offset {max(known)}, but it ends at {end}: the broker's data is older "
+            "than the archive. Find the newer data, or archive it into another folder",
+            first=first,
+            next=end,
+        )
+    if known and min(known) < first and not accept_loss:
+        raise OffsetGone(
+            f"the journal begins at offset {first} and the archive has it up to {min(known)}: retention took what lay "
+            "between before it was archived. Say --accept-loss to go on without it; store.keep_unarchived keeps it the "
+            "next time",
+            first=first,
+            next=end,
+        )
+    places = {name: max(first, version or 0) for name, version in versions.items()}
+    start = min(places.values())
+    stop = min((place for place in places.values() if place > start), default=end)
+    if start >= stop:
+        return None
+    lagging = {name: versions[name] for name, place in places.items() if place == start}
+    # A range that other tables have had is not cut: it would not be the same any more.
+    return Batch(start, stop if len(lagging) < len(places) else min(stop, start + size), lagging)
+
+
+def batch_size(workers: int) -> int:
+    """How much of a journal makes a batch where nobody says: so much that every worker has a task."""
+    return RANGE_BYTES * max(_RANGES_MIN, workers)
+
+
+def after(versions: Mapping[str, int | None], batch: Batch) -> dict[str, int | None]:
+    """How far each table is once a batch is committed."""
+    return {name: batch.end if name in batch.after else version for name, version in versions.items()}
+
+
+def split(start: int, end: int) -> list[tuple[int, int]]:
+    """A range as ranges for tasks. Their size does not depend on who works on them, since they become files."""
+    size = end - start
+    count = max(-(-size // RANGE_BYTES), 1)
+    bounds = [start + size * number // count for number in range(count + 1)]
+    return list(pairwise(bounds))

@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any, Final
 from dmq.errors import InvalidSettings
 from dmq.pipeline.archive.job import ArchiveJob, ArchiveOptions
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.decode.cluster_reader import shard_servers
+from dmq.pipeline.decode.journal_reader import shard_servers
 from dmq.pipeline.jobs.job import Job, JobContext, JobResult, Progress, check_options, no_progress
-from dmq.pipeline.spark_session import spark_session
-from dmq.pipeline.task_error import task_errors
+from dmq.pipeline.spark_session import spark_session, task_errors
 
 if TYPE_CHECKING:
     from datetime import date

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from dmq.model import SYSTEM_PREFIX, retry_topic_parts
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.parquet import Written, write_days
-from dmq.pipeline.jobs.table_files import SORT
+from dmq.pipeline.jobs.frames import SORT
 from dmq.pipeline.lookup.engine import Engine
 from dmq.pipeline.object_store import open_parquet, store_errors
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, MESSAGE, SCHEMAS

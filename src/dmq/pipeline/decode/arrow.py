@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dmq.pipeline.decode.attributes import Found
+from dmq.pipeline.decode.units import Found
 from dmq.records.layout import gather
 
 __all__ = ["TIME", "chosen_texts", "id_texts", "numbers", "packed", "spread", "texts", "times"]

@@ -1,15 +1,15 @@
-"""A reader of a broker's journal for blocking programs: Spark's executors and the archive.
+"""Readers of journals for blocking programs, Spark's executors and the archive: of one broker's, and of a cluster's.
 
 The broker hands out whole units, as they are on its disk; the caller decodes them (`dmq.pipeline.decode.units`).
-Reading moves no group and takes nothing away, so every request may be repeated.
+Reading moves no group and takes nothing away, so every request may be repeated. Of a cluster there is one
+`JournalReader` for each shard, found by asking any of its brokers. Brokers of earlier versions do not know LOCATE:
+`OlderBroker` makes its answer out of OFFSETS and PEEK, two requests for each point.
 
 What always holds: `units` gives every unit that starts in its range, once, in order; while one answer is worked on the
-next is on its way, and no more than that. A broker that restarts is waited for, as long as the timeout says. Units of a
-shard come from a follower if one answers, and are the same bytes.
-
-LOCATE for brokers of earlier versions, which do not know it: out of OFFSETS and PEEK, two requests for each point.
-
-What always holds: the answer is of one incarnation of the topic, and of offsets that there were when it was made.
+next is on its way, and no more than that. A broker that restarts, and a shard that has no leader for a while, is waited
+for, as long as the timeout says. Units of a shard come from a follower if one answers, and are the same bytes. Shards
+are known by their numbers; a lone broker is shard 0. A location is of one incarnation of the topic, and of offsets that
+there were when it was asked for.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from __future__ import annotations
 import random
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.connection.pool import Pool, PoolSettings
@@ -31,6 +31,7 @@ from dmq.clock import Clock, SystemClock
 from dmq.errors import Damaged, DMQError, NotConnected, OffsetGone, TimedOut, UnknownCommand, UnknownTopic
 from dmq.protocol import Command, Frame, Header, decode_response, unpack_records
 from dmq.protocol.admin import TopicInfo, TopicList
+from dmq.protocol.cluster.route import Route, RouteReply
 from dmq.protocol.consume import Point, PointKind
 from dmq.protocol.read import (
     Archived,
@@ -51,7 +52,20 @@ from dmq.records import ANY_QUEUE
 from dmq.records.layout import JOURNAL_OFFSET_AT, U64
 from dmq.storage.journal.unit import HEADER_BYTES
 
-__all__ = ["FETCH_BYTES", "PATIENCE", "Fetched", "JournalReader", "Patience", "Peeked", "server_url", "unit_starts"]
+__all__ = [
+    "FETCH_BYTES",
+    "LONE",
+    "PATIENCE",
+    "ClusterReader",
+    "Fetched",
+    "JournalReader",
+    "Patience",
+    "Peeked",
+    "server_url",
+    "shard_reader",
+    "shard_servers",
+    "unit_starts",
+]
 
 FETCH_BYTES: Final = 4 << 20
 TIMEOUT: Final = 60.0
@@ -503,3 +517,126 @@ class OlderBroker:
                 raise
             return start, end - start
         return U64.unpack_from(peeked.body, JOURNAL_OFFSET_AT)[0], peeked.lengths[0]
+
+
+T = TypeVar("T")
+
+LONE = 0  # the shard that a broker by itself is
+ASKED_AT_ONCE: Final = 16  # shards
+
+
+class ClusterReader:
+    """Connections to all shards, each made when it is first used. A context manager; used by one thread.
+
+    Parameters:
+        servers, app, timeout: as of `JournalReader`; the servers may be members of any shard.
+        is_patient: whether the first connection is waited for; else it is an error at once if nobody answers.
+
+    Raises:
+        NotConnected: nobody answered within the timeout.
+        InvalidSettings: the addresses make no sense.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        app: str = "dmq-spark",
+        timeout: float | Patience = TIMEOUT,
+        *,
+        is_patient: bool = True,
+        clock: Clock | None = None,
+    ) -> None:
+        self._app = app
+        self._patience = timeout if isinstance(timeout, Patience) else Patience(timeout)
+        self._timeout = self._patience.timeout
+        self._clock = clock or SystemClock()
+        first = self._timeout if is_patient else None
+        self._guide: Router | None = Router(
+            OneBroker.at(server_url(servers), first),
+            PoolSettings(make_hello(app, None), self._clock, timeout=first, any_member=True),
+        )
+        self._guide.open()
+        self._readers: dict[int, JournalReader] = {}
+        if self._guide.home.connection().reply.shard is None:
+            self._guide.close()
+            self._guide = None
+        self._shards: Mapping[int, str] = {LONE: servers}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Ask which shards there are now."""
+        if self._guide is None:
+            return
+        reply: RouteReply = decode_response(
+            self._guide.home.request(Command.ROUTE, Route(), timeout=self._timeout, answer_seconds=self._timeout)
+        )
+        # A member that nobody hears of now may be the one that comes back: what was known of a shard stays.
+        found = {shard.number: ",".join(shard.members) for shard in reply.shards if shard.members}
+        self._shards = {**(self._shards if LONE not in self._shards else {}), **found}
+
+    @property
+    def shards(self) -> Mapping[int, str]:
+        """Where the members of each shard are, by its number, as `JournalReader` takes it."""
+        return self._shards
+
+    def of(self, shard: int) -> JournalReader:
+        """The reader of a shard's journal.
+
+        Raises:
+            OffsetGone: there is no such shard.
+            NotConnected: it has no leader, and got none within the timeout.
+        """
+        reader = self._readers.get(shard)
+        if reader is None:
+            where = self._shards.get(shard)
+            if where is None:
+                there = ", ".join(map(str, sorted(self._shards)))
+                raise OffsetGone(f"shard {shard} is not in the cluster: there are {there}", shard=shard)
+            reader = self._readers[shard] = JournalReader(where, self._app, self._patience, clock=self._clock)
+        return reader
+
+    def ask_all(self, ask: Callable[[int, JournalReader], T]) -> dict[int, T]:
+        """The answers of all shards to a question, by their numbers; all are asked at once.
+
+        Parameters:
+            ask: called with a shard's number and its reader, perhaps in another thread.
+        """
+        shards = sorted(self._shards)
+        if len(shards) == 1:
+            return {shard: ask(shard, self.of(shard)) for shard in shards}
+        with ThreadPoolExecutor(min(len(shards), ASKED_AT_ONCE), "dmq-shard") as threads:
+            return dict(zip(shards, threads.map(lambda shard: ask(shard, self.of(shard)), shards), strict=True))
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()
+        if self._guide is not None:
+            self._guide.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def shard_servers(
+    servers: str, app: str, timeout: float | Patience = TIMEOUT, *, is_patient: bool = True
+) -> Mapping[int, str]:
+    """Where the members of each shard are, by its number; of a lone broker, where it is."""
+    with ClusterReader(servers, app, timeout, is_patient=is_patient) as reader:
+        return reader.shards
+
+
+def shard_reader(
+    servers: str, shard: int, app: str = "dmq-spark", timeout: float | Patience = TIMEOUT
+) -> JournalReader:
+    """A reader of one shard of a cluster, known by any of its brokers; errors as of `ClusterReader`."""
+    if shard == LONE:
+        return JournalReader(servers, app, timeout)
+    where = shard_servers(servers, app, timeout).get(shard)
+    if where is None:
+        raise OffsetGone(f"shard {shard} is not in the cluster any more", shard=shard)
+    return JournalReader(where, app, timeout)

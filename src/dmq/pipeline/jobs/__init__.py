@@ -1,8 +1,8 @@
 """The jobs on the archive's tables, by name, in the order they are run in; the archive job itself comes before them.
 
-In reading order: `job` is what a job is given and gives back; `changes` says which days are to be made anew, `frames`
-reads tables, `table_files` writes them, and reads their files where Spark itself cannot. The jobs: `rollup` and
-`dead_letters` with `parts`, `trace` with `trace_merge`, `reconcile` with `outbox_pages`, `compact`, `retain`.
+In reading order: `job` is what a job is given and gives back; `changes` says which days are to be made anew,
+`frames` reads tables and writes them, also where Spark itself cannot. The jobs: `rollup` with `day_metrics`,
+`dead_letters`, `trace`, `reconcile`, `compact`, `retain`.
 
 What always holds: a job's module is imported when it is run and not before, so that a worker which needs one of them
 does not load all.

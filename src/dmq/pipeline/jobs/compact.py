@@ -16,12 +16,11 @@ from datetime import date
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dmq.errors import ArchiveConflict, Damaged
-from dmq.pipeline.archive.key_directory import cover
+from dmq.pipeline.archive.key_index import cover
 from dmq.pipeline.archive.parquet import FILE_BYTES
 from dmq.pipeline.jobs.changes import mark_of, news_of
-from dmq.pipeline.jobs.frames import frame_of
+from dmq.pipeline.jobs.frames import frame_of, staged
 from dmq.pipeline.jobs.job import JobContext, JobResult, Progress, count_option
-from dmq.pipeline.jobs.table_files import staged
 from dmq.pipeline.tables import (
     CONSUME_EVENT,
     COPY,

@@ -30,8 +30,7 @@ from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.lookup.engine import Bounds, Engine
 from dmq.pipeline.object_store import store_errors
-from dmq.pipeline.replay.plan import NAMED_FILES, VERSION, Plan, Plans, Target
-from dmq.pipeline.replay.selection import Selection
+from dmq.pipeline.replay.plan import NAMED_FILES, VERSION, Plan, Plans, Selection, Target
 from dmq.pipeline.tables import MESSAGE, SCHEMAS
 from dmq.records import business_hash
 from dmq.records.layout import ORDERED

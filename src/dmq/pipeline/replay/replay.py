@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from dmq.clock import SystemClock
 from dmq.errors import InvalidRequest
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.replay.plan import Done, Plan, Plans
+from dmq.pipeline.replay.plan import Done, Plan, Plans, Selection
 from dmq.pipeline.replay.plan_builder import make_plan
-from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.replay.sender import ReplayProgress, SendOptions, find_target, open_router, send_plan
+from dmq.pipeline.spark_session import task_errors
 from dmq.pipeline.tables import MESSAGE
-from dmq.pipeline.task_error import task_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,8 +127,7 @@ def execute(
             if spark is None:
                 plan = make_plan(archive, selection, target, plans, now_ms=clock.now_ms())
             else:
-                from dmq.pipeline.replay.spark_plan import make_plan_by_spark
-                from dmq.pipeline.replay.spark_sender import advice
+                from dmq.pipeline.replay.spark_replay import advice, make_plan_by_spark
 
                 with task_errors(advice(replay_id)):
                     plan = make_plan_by_spark(spark, archive, selection, target, plans=plans, now_ms=clock.now_ms())
@@ -138,7 +136,7 @@ def execute(
         if spark is None:
             sent = send_plan(router, rows, plan, options)
         else:
-            from dmq.pipeline.replay.spark_sender import send_plan_by_spark
+            from dmq.pipeline.replay.spark_replay import send_plan_by_spark
 
             sent = send_plan_by_spark(spark, broker, router, rows, plan=plan, options=options)
     finally:

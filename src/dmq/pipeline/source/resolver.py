@@ -15,8 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 from dmq.errors import InvalidSettings, OffsetGone, UnknownTopic
 from dmq.event_log import EventLog
 from dmq.model import SYSTEM_PREFIX, place_of, place_queue, place_shard
-from dmq.pipeline.decode.cluster_reader import LONE, ClusterReader
-from dmq.pipeline.decode.journal_reader import JournalReader
+from dmq.pipeline.decode.journal_reader import LONE, ClusterReader, JournalReader
 from dmq.pipeline.source.filters import FilterBounds
 from dmq.pipeline.source.offsets import (
     EARLIEST,

@@ -7,7 +7,7 @@ A unit is valid as a whole or not at all, so the records in it happen together. 
      4  u32  CRC-32C of everything that follows, to the end of the unit
      8  u16  format version: 2 if a batch has blocks, else 1
     10  u16  flags: 1 = snapshot, 2 = checked: its records were checked when they came,
-             4 = cut: some of its batches were left out for a reader, see `dmq.storage.read.topic_units`; in no journal
+             4 = cut: some of its batches were left out for a reader, see `dmq.broker.journal.unit_fetch`; in no journal
     12  u32  epoch of the leader that wrote it
     16  u64  journal offset of the unit
     24  u32  length of the unit, header included

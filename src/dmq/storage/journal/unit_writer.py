@@ -13,8 +13,8 @@ What always holds: visible <= end; units become visible in order; `flushed` and 
 
 The lone unit: messages that came one by one, each of another producer, as one unit.
 
-The storage half of a broker's straight path. It gives the bytes and the unit that `unit_draft` and `unit_builder` give
-for a batch of one for each message, without the objects between. It chooses and never decides: whatever is more than a
+The storage half of a broker's straight path. It gives the bytes and the unit that `unit_draft` gives for
+a batch of one for each message, without the objects between. It chooses and never decides: whatever is more than a
 new message for a queue that exists is `Unusual`, and the general way says what becomes of it.
 
 What always holds: nothing is changed here; a unit that is laid out may be thrown away.
@@ -38,7 +38,7 @@ from dmq.model import Durability
 from dmq.records.layout import FLAGS_AT, IPV6, JOURNAL_OFFSET_AT, RELATIVE_MAX, SENT, STAMPED, TAG_AT
 from dmq.settings import StoreSettings
 from dmq.storage.disk_space import DiskSpace
-from dmq.storage.journal.journal import Journal
+from dmq.storage.journal.journal import Journal, WindowCache
 from dmq.storage.journal.unit import (
     BLOCKS_VERSION,
     CHECKED,
@@ -53,9 +53,7 @@ from dmq.storage.journal.unit import (
     Row,
     Unit,
 )
-from dmq.storage.journal.unit_builder import UnitBuilder
-from dmq.storage.journal.unit_draft import Batch, Draft, Drafter, Placement, event_part, was_written
-from dmq.storage.journal.window_cache import WindowCache
+from dmq.storage.journal.unit_draft import Batch, Draft, Drafter, Placement, UnitBuilder, event_part, was_written
 from dmq.storage.state.derived import Derived, event_of
 from dmq.storage.state.events import DelaysDone, Event, SnapshotTaken, unpack_offsets
 from dmq.storage.state.producers import Place

@@ -22,7 +22,7 @@ from dmq.records.view import RecordView
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
 from dmq.storage.index.block_file import DerivedDamaged
-from dmq.storage.index.index_run import ENTRY_BYTES, ENTRY_DTYPE, Entries, Run, valid
+from dmq.storage.index.queue_index import ENTRY_BYTES, ENTRY_DTYPE, Entries, Run, valid
 from dmq.storage.index.queue_index import FOLDER as QUEUES
 from dmq.storage.journal import journal as journals
 from dmq.storage.journal.journal import Journal, Segment

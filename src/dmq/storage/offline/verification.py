@@ -18,13 +18,12 @@ import numpy as np
 from dmq.errors import RecordCorrupt, StorageError
 from dmq.records.check import find_corrupt
 from dmq.records.layout import JOURNAL_OFFSET_AT, gather
-from dmq.storage.delay.wheel import Wheel
-from dmq.storage.delay.wheel_files import WheelFile
+from dmq.storage.delay.wheel import Wheel, WheelFile
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
 from dmq.storage.index import lookup
 from dmq.storage.index.block_file import BlockCache, DerivedDamaged
-from dmq.storage.index.index_run import Run, valid
+from dmq.storage.index.queue_index import Run, valid
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import SNAPSHOT, Unit

@@ -24,8 +24,7 @@ from dmq.model import MessageId
 from dmq.records.layout import BODY_AT, BODY_SIZE_AT
 from dmq.records.view import RecordView
 from dmq.settings import StoreSettings
-from dmq.storage.delay.wheel import Wheel
-from dmq.storage.delay.wheel_files import WheelFile
+from dmq.storage.delay.wheel import Wheel, WheelFile
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Files
 from dmq.storage.index.block_file import BlockCache, DerivedDamaged, read_framed, write_framed

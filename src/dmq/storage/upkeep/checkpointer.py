@@ -10,10 +10,10 @@ import threading
 from typing import Final
 
 from dmq.errors import StorageError
-from dmq.storage.delay import wheel_files
+from dmq.storage.delay import wheel as wheel_module
 from dmq.storage.file_pool import FilePool, remove_tree
 from dmq.storage.files import Files
-from dmq.storage.index import index_run, lookup, queue_index
+from dmq.storage.index import lookup, queue_index
 from dmq.storage.journal.unit_writer import FlushTicket
 from dmq.storage.state.derived import (
     POSITIONS_FOLDER,
@@ -28,7 +28,7 @@ from dmq.storage.state.events import pack_offsets
 __all__ = ["FOLDERS", "CheckpointPlan", "Checkpointer"]
 
 # Everything in these can be deleted while the store is closed; opening builds it anew.
-FOLDERS: Final = (queue_index.FOLDER, index_run.FOLDER, lookup.FOLDER, wheel_files.FOLDER, POSITIONS_FOLDER)
+FOLDERS: Final = (queue_index.FOLDER, queue_index.RUNS_FOLDER, lookup.FOLDER, wheel_module.FOLDER, POSITIONS_FOLDER)
 
 
 class CheckpointPlan:
@@ -85,7 +85,7 @@ class CheckpointPlan:
         self._index = derived.lookup.write_frozen(self._covered, self.checkpoint.offset, self.checkpoint.journal_start)
         self._wheel.write(derived.wheel.files)
         positions = write_positions(files, sequence, self._positions)
-        for folder in (index_run.FOLDER, lookup.FOLDER, wheel_files.FOLDER, POSITIONS_FOLDER):
+        for folder in (queue_index.RUNS_FOLDER, lookup.FOLDER, wheel_module.FOLDER, POSITIONS_FOLDER):
             files.sync_dir(folder)
         self._filed.update(self._merged.filed)
         self.checkpoint = _replaced(
@@ -176,7 +176,7 @@ class Checkpointer:
     def remove_strays(self, derived: Derived) -> None:
         """Delete derived files the checkpoint in force does not need."""
         needed = set() if self.in_force is None else self.in_force.paths()
-        for folder in (index_run.FOLDER, lookup.FOLDER, wheel_files.FOLDER, POSITIONS_FOLDER):
+        for folder in (queue_index.RUNS_FOLDER, lookup.FOLDER, wheel_module.FOLDER, POSITIONS_FOLDER):
             for name in self._files.listdir(folder):
                 path = f"{folder}/{name}"
                 if path not in needed:

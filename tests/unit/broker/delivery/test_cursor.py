@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from dmq.broker.delivery.cursor import WINDOW, Cursor, HandOutRules, LeaseNumbers, Looked
-from dmq.broker.delivery.dequeue_log import FILTERED, GONE, CursorKey
-from dmq.broker.delivery.lease import Holder, Lease
+from dmq.broker.delivery.lease import FILTERED, GONE, CursorKey, Holder, Lease
 from dmq.errors import LeaseLost
 from dmq.storage.state.events import Outcome, Settled
 from dmq.storage.state.positions import Position

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dmq.broker.delivery.cursor import Cursor, HandOutRules, LeaseNumbers, Looked, Proposal
-from dmq.broker.delivery.dequeue_log import CursorKey
-from dmq.broker.delivery.lease import Holder, Lease
+from dmq.broker.delivery.lease import CursorKey, Holder, Lease
 from dmq.errors import LeaseLost
 from dmq.offset_runs import bitmap_runs
 from dmq.storage.state.events import Outcome, Settled

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 
 from dmq.broker.delivery.cursor import SILENCES_MAX, Cursor, HandOutRules, LeaseEnd, LeaseNumbers
-from dmq.broker.delivery.dequeue_log import CursorKey
-from dmq.broker.delivery.lease import Holder, Lease
+from dmq.broker.delivery.lease import CursorKey, Holder, Lease
 from dmq.storage.state.positions import Position
 
 LEASE_MS = 30_000

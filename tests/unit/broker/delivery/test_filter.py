@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dmq.broker.delivery.channel import Channel, ChannelParts
 from dmq.broker.delivery.cursor import LeaseNumbers
-from dmq.broker.delivery.doomed import Doomed
 from dmq.broker.delivery.group import Group, Member, Subscription, normalised
 from dmq.broker.delivery.lease import Lease
+from dmq.broker.delivery.origin import Doomed
 from dmq.broker.delivery.waiters import Demand, Handed, Subscriber, WaitingPull
 from dmq.errors import DMQError
 from dmq.model import Message, TopicConfig

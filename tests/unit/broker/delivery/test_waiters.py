@@ -27,7 +27,7 @@ def test_a_watch_is_answered_when_the_last_message_is_acked() -> None:
     assert answers == []
     watches.settled(0, [settled(5, 6, bitmap=b"\x20"), settled(11, 1)])
     assert answers == [True]
-    assert not watches
+    assert not watches.count
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome != Outcome.ACKED])
@@ -64,4 +64,4 @@ def test_a_message_that_failed_counts_once_a_later_attempt_is_acked() -> None:
     assert answers == []
     watches.acked(0, 10)
     assert answers == [True]
-    assert not watches
+    assert not watches.count

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dmq.broker.diagnostics.message_history import Copy, Leased, Letter, Life, Step, steps_of
+from dmq.broker.diagnostics.message_history import Copy, Leased, Letter, Life, SeenEvent, Step, steps_of
 from dmq.model import MessageId
 from dmq.records import DeadReason
-from dmq.storage.offline.event_search import SeenEvent
 from dmq.storage.state.events import DelaysDone, Outcome, PositionSet, Settled, TransactionsEnded
 
 ID = MessageId(7, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from dmq.broker.journal.disk_reads import BULK_MAX
+from dmq.broker.journal.disk import BULK_MAX
 from dmq.protocol import Command, Status, decode_response, request_head
 from dmq.protocol.read import Fetch, FetchReply, Peek, PeekReply
 from tests.unit.broker.turns import Peer, Rig, running

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from dmq.broker.journal.disk_threads import DiskThreads
+from dmq.broker.journal.disk import DiskThreads
 
 
 async def done(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dmq.broker.journal import unit_fetch
-from dmq.broker.journal.disk_reads import DiskReads
+from dmq.broker.journal.disk import DiskReads
 from dmq.broker.journal.unit_fetch import GAP_BYTES, TopicFetch, UnitFetch, plan_of
 from dmq.errors import Damaged
 from dmq.model import Message, TopicConfig

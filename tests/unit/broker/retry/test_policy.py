@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.broker.delivery.doomed import is_exhausted
+from dmq.broker.delivery.origin import is_exhausted
 from dmq.broker.retry.policy import parse_retry_table, retry_delay_ms, wait_ms
 from dmq.errors import InvalidSettings
 

@@ -13,14 +13,12 @@ from dmq.client.admin.reports import (
     Lag,
     Move,
     QueueLag,
+    ShardAnswers,
     StoredMessage,
     Topic,
     TraceReport,
     TraceStep,
     WhyReport,
-)
-from dmq.client.admin.shard_answers import (
-    ShardAnswers,
     chosen_why,
     interleaved,
     joined_groups,

@@ -6,8 +6,7 @@ from itertools import islice
 from typing import Any, cast
 
 from dmq.client.admin.admin import Admin
-from dmq.client.admin.reports import QueueRange, StoredMessage
-from dmq.client.admin.shard_answers import ShardRows
+from dmq.client.admin.reports import QueueRange, ShardRows, StoredMessage
 from dmq.client.consumer.follow import FollowOptions, follow
 
 

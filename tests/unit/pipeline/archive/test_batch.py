@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from dmq.errors import OffsetGone
-from dmq.pipeline.archive.batch import RANGE_BYTES, after, batch_size, next_batch, split
+from dmq.pipeline.archive.job import RANGE_BYTES, after, batch_size, next_batch, split
 
 
 def test_an_archive_without_anything_begins_where_the_journal_does() -> None:

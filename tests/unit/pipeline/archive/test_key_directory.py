@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dmq.pipeline.archive import key_directory
-from dmq.pipeline.archive.key_directory import cover, hash_prefix, is_names
-from dmq.pipeline.archive.key_index import BUSINESS_ID, KEY, MESSAGE_ID, text_hash
+from dmq.pipeline.archive import key_index
+from dmq.pipeline.archive.key_index import BUSINESS_ID, KEY, MESSAGE_ID, cover, hash_prefix, is_names, text_hash
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.lookup import key_lookup
-from dmq.pipeline.lookup.key_lookup import KeyIndex
-from dmq.pipeline.lookup.lookup import Lookup
+from dmq.pipeline.lookup import lookup as lookup_module
+from dmq.pipeline.lookup.lookup import KeyIndex, Lookup
 from dmq.pipeline.tables import KEY_DIRECTORY, KEY_INDEX
 from tests.object_store import ObjectStore
 from tests.unit.pipeline.archives import NOON, commit_messages, message_row
@@ -43,14 +41,14 @@ def opened_by(
 ) -> tuple[int, int]:
     """How many places are found, and how many files of the index are opened for that."""
     opened: list[str] = []
-    real = key_lookup._File
+    real = lookup_module._File
 
     def count(path: str) -> object:
         opened.append(path)
         return real(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(key_lookup, "_File", count)
+        patch.setattr(lookup_module, "_File", count)
         found = KeyIndex(archive, 0.0).places(kind, text, "", limit)
     return len(found), len(opened)
 
@@ -100,8 +98,8 @@ def test_runs_are_merged_so_that_there_are_few(archive: Archive, monkeypatch: py
 def test_a_large_run_is_cut_by_hash_and_each_entry_is_in_one_file(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_directory, "ENTRIES_MAX", 40)
-    monkeypatch.setattr(key_directory, "GROUP_ROWS", 8)
+    monkeypatch.setattr(key_index, "ENTRIES_MAX", 40)
+    monkeypatch.setattr(key_index, "GROUP_ROWS", 8)
     add_files(archive, range(20))
     assert cover(archive) == (20, 1)
     table = archive.table(KEY_DIRECTORY)
@@ -126,7 +124,7 @@ def test_files_that_are_gone_are_passed_over_and_leave_the_directory(
     index.replace(days[:4], [])
     assert cover(archive) == (0, 1)
     (names,) = (path for path in archive.table(KEY_DIRECTORY).files() if is_names(path))
-    assert {row[:13] for row in key_directory.read_names(archive.folder, names.removeprefix(archive.uri + "/"))} == {
+    assert {row[:13] for row in key_index.read_names(archive.folder, names.removeprefix(archive.uri + "/"))} == {
         f"dt={days[4]}"
     }
     index.replace(days, [])
@@ -144,15 +142,15 @@ def test_without_the_directory_everything_is_found(archive: Archive, monkeypatch
 
 def test_two_that_name_files_at_once_do_no_harm(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     add_files(archive, range(16))
-    real = key_directory._new_run
+    real = key_index._new_run
 
     def beaten(*given: object) -> object:
         made = real(*given)  # type: ignore[arg-type]
-        monkeypatch.setattr(key_directory, "_new_run", real)
+        monkeypatch.setattr(key_index, "_new_run", real)
         cover(Archive.create(archive.uri))
         return made
 
-    monkeypatch.setattr(key_directory, "_new_run", beaten)
+    monkeypatch.setattr(key_index, "_new_run", beaten)
     cover(archive)
     assert opened_by(archive, monkeypatch, KEY, "order-3") == (1, 1)
 

@@ -14,9 +14,9 @@ from dmq.pipeline.archive.table_store import Archive, LiveFile
 from dmq.pipeline.jobs import JOBS, compact
 from dmq.pipeline.jobs.changes import News, added, news_of, remember
 from dmq.pipeline.jobs.compact import portions, waiting_files
+from dmq.pipeline.jobs.frames import BLOOM, SORT
 from dmq.pipeline.jobs.job import KNOWN, JobContext, check_options, count_option, flag_option
 from dmq.pipeline.jobs.retain import DERIVED, RAW, oldest_kept
-from dmq.pipeline.jobs.table_files import BLOOM, SORT
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, SCHEMAS, TRACE
 from tests.archive_rows import FIRST, MIDNIGHT, Days, archive_rows, arrow, made
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from dmq.outbox.repair.table_reader import Period
-from dmq.pipeline.jobs.outbox_pages import parts_of
+from dmq.pipeline.jobs.reconcile import parts_of
 
 
 @pytest.mark.parametrize(("length", "count"), [(1, 1), (1, 8), (7, 3), (1000, 64), (172_800_000, 8), (0, 4)])

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.jobs.table_files import STAGING, sweep
+from dmq.pipeline.jobs.frames import STAGING, sweep
 from dmq.pipeline.tables import TRACE
 
 

@@ -13,9 +13,9 @@ import pytest
 from dmq.errors import ArchiveConflict
 from dmq.pipeline.archive.parquet import write_days
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.jobs import trace_merge
+from dmq.pipeline.jobs import trace as trace_job
 from dmq.pipeline.jobs.changes import mark_of, news_of
-from dmq.pipeline.jobs.trace_merge import merge
+from dmq.pipeline.jobs.trace import merge
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, TRACE
 from dmq.records.layout import REPLAYED
 from tests.archive_rows import MIDNIGHT, Days, Row, archive_rows, made, table_rows
@@ -35,7 +35,7 @@ def archive(tmp_path: Path) -> Archive:
     return archive
 
 
-def merge_news(archive: Archive) -> trace_merge.Merged | None:
+def merge_news(archive: Archive) -> trace_job.Merged | None:
     trace = archive.table(TRACE)
     events = news_of(archive.table(CONSUME_EVENT), trace)
     return merge(archive, news_of(archive.table(MESSAGE), trace), events, LATENESS)
@@ -84,7 +84,7 @@ def test_much_that_is_new_is_merged_some_commits_at_a_time(
     for version, part in enumerate(portions(days, chance)):
         archive_rows(archive, part, version)
     rows_max = max(file.rows for name in (MESSAGE, CONSUME_EVENT) for file in archive.table(name).live_files()) * 2
-    monkeypatch.setattr(trace_merge, "NEW_ROWS_MAX", rows_max)
+    monkeypatch.setattr(trace_job, "NEW_ROWS_MAX", rows_max)
     news = sum(archive.table(name).rows() for name in (MESSAGE, CONSUME_EVENT))
     before = archive.table(TRACE).version()
     assert merge_news(archive) is not None
@@ -127,7 +127,7 @@ def test_days_are_left_to_spark_where_there_is_too_much_or_no_telling(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive_rows(archive, made(count=20), 1, chunk=5)
-    monkeypatch.setattr(trace_merge, "NEW_ROWS_MAX", 4)
+    monkeypatch.setattr(trace_job, "NEW_ROWS_MAX", 4)
     assert merge_news(archive) is None
     monkeypatch.undo()
     message = archive.table(MESSAGE)

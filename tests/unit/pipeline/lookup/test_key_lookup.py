@@ -14,8 +14,8 @@ from dmq.pipeline.archive import parquet
 from dmq.pipeline.archive.key_index import BUSINESS_ID, KEY, MESSAGE_ID
 from dmq.pipeline.archive.parquet import write_parquet
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.lookup import key_lookup
-from dmq.pipeline.lookup.key_lookup import KeyIndex
+from dmq.pipeline.lookup import lookup
+from dmq.pipeline.lookup.lookup import KeyIndex
 from dmq.pipeline.tables import KEY_INDEX, MESSAGE, SCHEMAS
 from tests.unit.pipeline.archives import NOON, commit_messages, message_row
 
@@ -61,7 +61,7 @@ def test_a_topic_is_told_from_others(archive: Archive) -> None:
 
 
 def test_more_files_than_may_be_open_are_asked_all_the_same(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_lookup, "OPEN_MAX", 2)
+    monkeypatch.setattr(lookup, "OPEN_MAX", 2)
     for number in range(5):
         commit_messages(archive, [message_row(number)])
     found = opened(archive)
@@ -72,7 +72,7 @@ def test_more_files_than_may_be_open_are_asked_all_the_same(archive: Archive, mo
 
 
 def test_files_that_are_no_longer_asked_make_room(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_lookup, "OPEN_MAX", 1)
+    monkeypatch.setattr(lookup, "OPEN_MAX", 1)
     commit_messages(archive, [message_row(1)])
     found = opened(archive)
     assert found.places(KEY, "order-1", "", 9)

@@ -10,9 +10,8 @@ import pytest
 from dmq.errors import Damaged, InvalidRequest, StorageError
 from dmq.model import MessageId
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.lookup import key_lookup
-from dmq.pipeline.lookup.file_list import Listing
-from dmq.pipeline.lookup.lookup import Lookup, run_sql
+from dmq.pipeline.lookup import lookup as lookup_module
+from dmq.pipeline.lookup.lookup import Listing, Lookup, run_sql
 from dmq.pipeline.tables import CONSUME_EVENT, COPY, KEY_INDEX
 from tests.object_store import ObjectStore
 from tests.unit.pipeline.archives import BROKER, NOON, commit_messages, commit_rows, message_row
@@ -110,7 +109,7 @@ def test_texts_that_share_a_hash_are_told_apart(tmp_path: Path, monkeypatch: pyt
         for number in range(50)
     ]
     commit_rows(archive, KEY_INDEX, rows)
-    monkeypatch.setattr(key_lookup, "text_hash", lambda _: 5)
+    monkeypatch.setattr(lookup_module, "text_hash", lambda _: 5)
     with Lookup(str(tmp_path)) as lookup:
         assert [row["key"] for row in lookup.by_key("order-17")] == ["order-17"]
 

@@ -14,9 +14,8 @@ import pytest
 from dmq.errors import Damaged, InvalidRequest, MessageTooLarge, UnknownMessage, WrongFormat
 from dmq.model import MessageId
 from dmq.pipeline.archive.table_store import Archive
-from dmq.pipeline.replay.plan import Done, Plan, Plans, Target
+from dmq.pipeline.replay.plan import Done, Plan, Plans, Selection, Target
 from dmq.pipeline.replay.plan_builder import make_plan, overview
-from dmq.pipeline.replay.selection import Selection
 from dmq.pipeline.replay.sender import Parcel, parcels
 from dmq.protocol.batch import unpack_batch
 from dmq.records import RecordView, business_hash

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dmq.pipeline.replay.spark_sender import shares
+from dmq.pipeline.replay.spark_replay import shares
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 7, 100])

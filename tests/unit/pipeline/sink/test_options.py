@@ -8,8 +8,7 @@ from pyspark.sql import types as t
 from dmq.errors import DMQError, InvalidMessage, InvalidSettings
 from dmq.model import Durability
 from dmq.pipeline.decode.journal_reader import Patience
-from dmq.pipeline.sink.data_writer import batch_writer, stream_writer
-from dmq.pipeline.sink.options import SinkOptions, check_columns, sink_options
+from dmq.pipeline.sink.data_writer import SinkOptions, batch_writer, check_columns, sink_options, stream_writer
 
 HEADERS = t.ArrayType(t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())]))
 KINDS = {

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dmq.storage.delay.wheel import Delay, Wheel
-from dmq.storage.delay.wheel_files import FrozenWheel, WheelFile
+from dmq.storage.delay.wheel import Delay, FrozenWheel, Wheel, WheelFile
 from dmq.storage.file_pool import FilePool
 from dmq.storage.index.block_file import BlockCache
 from dmq.testing import MemoryFiles

@@ -17,7 +17,7 @@ from dmq.storage.files import OsFiles
 from dmq.storage.index.block_file import BlockCache, DerivedDamaged
 from dmq.storage.index.lookup import Lookup
 from dmq.storage.journal.unit import NO_ADDRESS, Part, Row, Unit
-from dmq.storage.journal.unit_builder import UnitBuilder
+from dmq.storage.journal.unit_draft import UnitBuilder
 from dmq.testing import MemoryFiles
 from tests.memory_peak import memory_peak
 from tests.sampling import sample_size

@@ -15,8 +15,18 @@ from dmq.errors import StorageError
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import OsFiles
 from dmq.storage.index.block_file import DerivedDamaged
-from dmq.storage.index.index_run import ENTRY_BYTES, Entries, Run, Tail, merge_runs, pack_entries, valid, write_run
-from dmq.storage.index.queue_index import DRAIN_MIN, QueueIndex
+from dmq.storage.index.queue_index import (
+    DRAIN_MIN,
+    ENTRY_BYTES,
+    Entries,
+    QueueIndex,
+    Run,
+    Tail,
+    merge_runs,
+    pack_entries,
+    valid,
+    write_run,
+)
 from dmq.testing import MemoryFiles
 from tests.memory_peak import memory_peak
 from tests.sampling import sample_size

@@ -28,7 +28,7 @@ from dmq.storage.journal.unit import (
     parse_unit,
     read_header,
 )
-from dmq.storage.journal.unit_builder import UnitBuilder
+from dmq.storage.journal.unit_draft import UnitBuilder
 from tests.unit.records.samples import slow_crc32c
 
 SENT_AT_MS = 1_700_000_000_000

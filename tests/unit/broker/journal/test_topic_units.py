@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from dmq.broker.journal.unit_fetch import units_of
 from dmq.errors import Damaged
 from dmq.model import Message
 from dmq.pipeline.decode.rows import MESSAGE_COLUMNS, message_batch
 from dmq.pipeline.decode.units import decode_units
 from dmq.records import Compressor
 from dmq.storage.journal.unit import CUT, HEADER_BYTES, read_header
-from dmq.storage.read.topic_units import units_of
 from dmq.storage.store import MessageStore
 from tests.unit.pipeline.journals import batch_of, journal, new_store
 

@@ -12,8 +12,8 @@ import pytest
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs import dead_letters
 from dmq.pipeline.jobs.changes import mark_of
+from dmq.pipeline.jobs.dead_letters import letters_of_news
 from dmq.pipeline.jobs.job import JobContext
-from dmq.pipeline.jobs.parts.letter_parts import letters_of_news
 from dmq.pipeline.tables import COPY, DEAD_LETTER_DAILY, DEAD_LETTER_PART
 from tests.archive_rows import MIDNIGHT, Days, archive_rows, made, table_rows
 from tests.spark import plain_tables

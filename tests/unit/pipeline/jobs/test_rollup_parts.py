@@ -16,8 +16,7 @@ from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.jobs import rollup
 from dmq.pipeline.jobs.changes import mark_of
 from dmq.pipeline.jobs.job import JobContext, JobResult
-from dmq.pipeline.jobs.parts import rollup_parts
-from dmq.pipeline.jobs.parts.rollup_parts import rounded
+from dmq.pipeline.jobs.rollup import rounded
 from dmq.pipeline.tables import CONSUME_EVENT, MESSAGE, METRICS_1M, POSITION_DAILY, ROLLUP_PART
 from tests.archive_rows import MIDNIGHT, Days, Row, archive_rows, made, table_rows
 from tests.spark.plain_tables import check_metrics
@@ -88,7 +87,7 @@ def test_two_runs_at_once_count_what_is_new_once(archive: Archive, monkeypatch: 
     days = made(count=20)
     archive_rows(archive, days, 1)
     other = Archive(archive.uri)
-    add = rollup_parts.parts_of_news
+    add = rollup.parts_of_news
 
     def beside(*given: Any) -> Any:
         monkeypatch.undo()

@@ -1,12 +1,18 @@
-"""A plan that Spark makes, of more rows than one process should sort.
+"""A replay on Spark: its plan, of more rows than one process should sort, and the tasks that send it.
 
-Tasks ask DuckDB for the chosen rows of some files each, as one process asks it for all (`plan_builder`), so a condition
-means the same in both; Spark finds what is there twice, and brings the rows of each queue together in their order;
-tasks write the files of the plan.
+The plan: tasks ask DuckDB for the chosen rows of some files each, as one process asks it for all (`plan_builder`), so a
+condition means the same in both; Spark finds what is there twice, and brings the rows of each queue together in their
+order; tasks write the files of the plan.
+
+Sending: each task sends some of the queues, as one process sends all (`sender`). A queue is sent by one task, in its
+order. A task asks the broker how far its queues are before it sends, so one that is run again goes on where the one
+before came to; two that overlap, as when an executor is lost and lives on, send the same batches under the same
+numbers, of which the broker stores each once.
 
 What always holds: the same archive and the same choice give the same plan, digest included, by Spark or by one
 process. A file has a name of its own and counts for nothing until the plan names it, so a task that is run twice, or
-dies, harms nobody.
+dies, harms nobody. Sending keeps what `send_plan` promises. All tasks together send no more than the rate: each has its
+share, by what it has to send.
 """
 
 from __future__ import annotations
@@ -14,11 +20,13 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -32,18 +40,38 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from dmq.client.connection.router import Router
+from dmq.errors import DMQError
 from dmq.pipeline.archive.folder import Folder
 from dmq.pipeline.archive.table_store import Archive, LiveFile
 from dmq.pipeline.lookup.engine import Bounds, Engine
-from dmq.pipeline.replay.plan import Plan, Plans, Target
+from dmq.pipeline.replay.plan import Plan, Plans, Selection, Target
 from dmq.pipeline.replay.plan_builder import ORDER, STAGED, QueueFile, QueueFiles, check_bodies, keep_plan, queues_of
-from dmq.pipeline.replay.selection import Selection
+from dmq.pipeline.replay.sender import (
+    ReplayProgress,
+    SendOptions,
+    Sent,
+    check_sent,
+    open_router,
+    send_queues,
+    stored_rows,
+)
+from dmq.pipeline.spark_session import task_errors
 from dmq.pipeline.tables import MESSAGE, SCHEMAS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ReplayRows", "RowsOption", "make_plan_by_spark"]
+__all__ = [
+    "ReplayRows",
+    "RowsOption",
+    "Share",
+    "advice",
+    "make_plan_by_spark",
+    "send_plan_by_spark",
+    "send_share",
+    "shares",
+]
 
 _TASK_BYTES: Final = 128 << 20  # of files that one task reads
 _MEMORY_BYTES: Final = 512 << 20
@@ -229,3 +257,103 @@ class _RowWriter(DataSourceArrowWriter):
         draft = self._manifest.with_suffix(".draft")
         draft.write_text(json.dumps(found))
         os.replace(draft, self._manifest)
+
+
+_LOOK_SECONDS: Final = 2.0
+
+
+class Share(NamedTuple):
+    """What one task sends."""
+
+    broker: str
+    rows: str  # address of the plan's folder of rows
+    plan: Plan
+    queues: tuple[int, ...]
+    rate: float | None
+
+
+def send_plan_by_spark(
+    spark: SparkSession, broker: str, router: Router, rows: Folder, *, plan: Plan, options: SendOptions
+) -> Sent:
+    """Send what is not stored yet; see `sender.send_plan`.
+
+    Raises:
+        DMQError: it cannot go on; what is stored stays, and another call goes on from there.
+    """
+    stored = stored_rows(router, plan)
+    missing = {queue: count - stored[queue] for queue, count in plan.counts.items() if stored[queue] < count}
+    tasks = [
+        Share(broker, rows.uri, plan, queues, rate=part)
+        for queues, part in shares(missing, spark.sparkContext.defaultParallelism, options.rate)
+    ]
+    if tasks:
+        with _watched(router, plan, options.on_progress), task_errors(advice(plan.replay_id)):
+            failed = spark.sparkContext.parallelize(tasks, len(tasks)).map(send_share).collect()
+        for error in failed:
+            if error is not None:
+                raise error
+    check_sent(router, plan)
+    return Sent(sum(missing.values()), sum(stored.values()))
+
+
+def advice(replay_id: str) -> str:
+    """What to do when a task failed."""
+    return f"nothing is lost, run it again with --replay-id {replay_id}, and it goes on where it came to"
+
+
+def shares(missing: Mapping[int, int], tasks: int, rate: float | None) -> list[tuple[tuple[int, ...], float | None]]:
+    """Queues for each task, so that all have about as much to send, and the rate each of them may have."""
+    parts: list[list[int]] = [[] for _ in range(max(1, min(tasks, len(missing))))]
+    sizes = [0] * len(parts)
+    for queue in sorted(missing, key=lambda queue: (-missing[queue], queue)):
+        least = sizes.index(min(sizes))
+        parts[least].append(queue)
+        sizes[least] += missing[queue]
+    whole = sum(sizes)
+    return [
+        (tuple(part), None if rate is None else rate * size / whole)
+        for part, size in zip(parts, sizes, strict=True)
+        if part
+    ]
+
+
+def send_share(share: Share) -> DMQError | None:
+    """Do it, on an executor. Returns the error that another attempt would meet again.
+
+    Raises:
+        DMQError: one that passes, for Spark to try again.
+    """
+    router = open_router(share.broker)
+    try:
+        stored = stored_rows(router, share.plan)
+        mine = {queue: stored[queue] for queue in share.queues}
+        rows = Folder.at(share.rows)
+        send_queues(router, rows, share.plan, mine, options=SendOptions(share.rate))
+    except DMQError as error:
+        if error.retriable:
+            raise
+        return error
+    finally:
+        router.close()
+    return None
+
+
+@contextmanager
+def _watched(router: Router, plan: Plan, on_progress: Callable[[ReplayProgress], None]) -> Iterator[None]:
+    """While this lasts, ask the broker now and then how far it is."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            try:
+                on_progress(ReplayProgress(sum(stored_rows(router, plan).values()), plan.total))
+            except DMQError:
+                continue  # the tasks tell what is wrong, if it lasts
+
+    watcher = threading.Thread(target=watch, name="dmq-replay-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmq.storage.offline.event_search import Wanted, covers, find_events
+from dmq.broker.diagnostics.message_history import Wanted, covers, find_events
 from dmq.storage.state.events import (
     DelaysDone,
     Event,
