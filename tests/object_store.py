@@ -19,7 +19,14 @@ import sys, threading
 from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 application = DomainDispatcherApplication(create_backend_app)
-server = make_server("127.0.0.1", 0, application, threaded=True, fd=int(sys.argv[1]))
+one_at_a_time = threading.Lock()
+def in_turn(environ, respond):
+    # Of two conditional writes at once moto lets both succeed, which S3 does not.
+    if environ["REQUEST_METHOD"] == "PUT":
+        with one_at_a_time:
+            return application(environ, respond)
+    return application(environ, respond)
+server = make_server("127.0.0.1", 0, in_turn, threaded=True, fd=int(sys.argv[1]))
 threading.Thread(target=server.serve_forever, daemon=True).start()
 print("ready", flush=True)
 sys.stdin.read()

@@ -276,6 +276,7 @@ class StoredMessage:
     damage: str = ""
     """Not empty for a record that nobody can read: what is wrong with it; the rest is what is left of it."""
     shard: int = 0  # its number; 0 of a broker by itself
+    journal_offset: int = 0  # of its record, in the journal of its shard: messages of several queues are in order by it
 
     @classmethod
     def of(cls, record: RecordView, message_id: MessageId | None = None, topic: str | None = None) -> StoredMessage:
@@ -306,6 +307,7 @@ class StoredMessage:
             record.app,
             attributes.properties,
             (attributes.reason or "damaged") if record.system and attributes.reason_code == DeadReason.CORRUPT else "",
+            journal_offset=record.journal_offset,
         )
 
 

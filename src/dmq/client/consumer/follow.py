@@ -41,6 +41,11 @@ class FollowOptions(NamedTuple):
 _ALL: Final = FollowOptions()
 
 
+def _when(message: StoredMessage) -> tuple[int, int, int]:
+    """When a message was stored; those of one millisecond are as they stand in the journal."""
+    return message.stored_at_ms, message.shard, message.journal_offset
+
+
 def follow(
     admin: Admin,
     topic: str,
@@ -89,7 +94,7 @@ def follow(
                 continue  # it failed over between the two questions
             found = found or begin[place] > at
             batches.append([m for m in messages if not ends or m.offset < limits.get(place, 0)])
-        yield from heapq.merge(*batches, key=lambda message: message.stored_at_ms)
+        yield from heapq.merge(*batches, key=_when)
         if not found:
             if ends:
                 return

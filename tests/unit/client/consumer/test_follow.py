@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any, cast
 
@@ -15,14 +16,14 @@ class StubAdmin:
 
     def __init__(self, queues: int) -> None:
         self.queues: list[list[StoredMessage]] = [[] for _ in range(queues)]
-        self.first = 0
+        self.first = self.stored = 0
         self.missing: list[tuple[str, ...]] = []  # one for each question
 
     def put(self, queue: int, at_ms: int, tag: str | None = None) -> None:
         messages = self.queues[queue]
-        messages.append(
-            StoredMessage(None, "t", queue, len(messages), b"", None, tag, None, 4, at_ms, at_ms, "app", {})
-        )
+        self.stored += 1
+        found = StoredMessage(None, "t", queue, len(messages), b"", None, tag, None, 4, at_ms, at_ms, "app", {})
+        messages.append(replace(found, journal_offset=self.stored))
 
     def offsets(self, topic: str, *, queue: int | None = None, at: Any = "earliest") -> ShardRows[QueueRange]:
         rows = []
@@ -65,6 +66,13 @@ def test_messages_of_several_queues_come_as_they_were_stored() -> None:
     for queue, at_ms in ((0, 1), (1, 2), (1, 3), (0, 4)):
         admin.put(queue, at_ms)
     assert seen(admin) == [(0, 0), (1, 0), (1, 1), (0, 1)]
+
+
+def test_messages_of_one_millisecond_come_as_they_stand_in_the_journal() -> None:
+    admin = StubAdmin(2)
+    for queue in (1, 0, 0, 1):
+        admin.put(queue, 7)
+    assert seen(admin) == [(1, 0), (0, 0), (0, 1), (1, 1)]
 
 
 def test_what_arrives_later_comes_too_and_nothing_before_the_place() -> None:
