@@ -471,13 +471,13 @@ def _advertised(said: str | None, listening: ServerAddress, key: str) -> str:
     """Where others reach a port: where it listens, if nobody said otherwise.
 
     Raises:
-        InvalidSettings: it listens everywhere, which is no address to connect to; or what was said is none.
+        InvalidSettings: it listens everywhere, which is not an address to connect to; or what was said is none.
     """
     if said is not None:
         try:
             return str(parse_address(said))
         except InvalidSettings as error:
-            raise InvalidSettings(f"{key} = {said!r} is no address: write host:port", keys=[key]) from error
+            raise InvalidSettings(f"{key} = {said!r} is not an address: write host:port", keys=[key]) from error
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(listening.host).is_unspecified:
             raise InvalidSettings(

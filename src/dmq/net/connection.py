@@ -38,7 +38,7 @@ class Peer(Protocol):
     def received(self, connection: Connection, frame: Frame) -> None: ...
 
     def refused(self, connection: Connection, error: DMQError) -> None:
-        """What came is no frame, or a damaged one: the connection ends."""
+        """What came is not a frame, or a damaged one: the connection ends."""
         ...
 
     def writable(self, connection: Connection) -> None:
@@ -254,7 +254,7 @@ class Connection(asyncio.BufferedProtocol):
     def refuse(self, error: DMQError) -> None:
         """Say why, then hang up."""
         log.warning(
-            "connection refused" if self.session is None else "connection closed: it sent what is no frame",
+            "connection refused" if self.session is None else "connection closed: it sent what is not a frame",
             once_for=self.address[0],
             reason=error.message,
             address=self.whence,

@@ -274,7 +274,7 @@ class MessageStore:
         if not 1 <= config.queues <= QUEUES_MAX:
             raise InvalidSettings(f"a topic has 1 to {QUEUES_MAX} queues, not {config.queues}", topic=name)
         if name in self._derived.state.topics:
-            raise TopicExists(f"topic {name!r} is already there: choose another name or update it", topic=name)
+            raise TopicExists(f"topic {name!r} already exists: choose another name or update it", topic=name)
         # One that was given out may be on its way to the disk, or never get there; no other topic gets its number.
         self._topic_id = max(self._topic_id + 1, self._derived.state.next_topic_id)
         return TopicPut(self._topic_id, name, config)

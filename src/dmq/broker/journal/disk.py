@@ -246,7 +246,7 @@ class DiskReads:
         return [answers[number] for number in range(len(questions))]
 
     def _answer(self, question: Callable[[], T]) -> T:
-        """What the store says; damage that another member may mend, or that may pass, is no answer yet."""
+        """What the store says; damage that another member may mend, or that may pass, is not an answer yet."""
         try:
             return question()
         except Damaged as error:

@@ -397,7 +397,7 @@ _lone_request: Final = find("lone_request")
 
 
 def _why(asked: Any) -> str:
-    """Why a request is none for the straight path."""
+    """Why a request is not one for the straight path."""
     if asked.count != 1:
         return "many"
     if asked.flags:

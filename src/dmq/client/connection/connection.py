@@ -553,7 +553,7 @@ class Turns:
         """Wait until `is_done`, which somebody follows with `waiter.wake()`; read for all meanwhile if nobody does.
 
         Parameters:
-            is_patient: what is waited for is no answer: it may come some milliseconds later.
+            is_patient: what is waited for is not an answer: it may come some milliseconds later.
             is_lender: this thread will be back in a moment, to wait for more.
         """
         has_led = False

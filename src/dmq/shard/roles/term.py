@@ -672,7 +672,7 @@ class Term:
             self._committed()
 
     async def give_up(self, *also: Operation) -> None:
-        """Delete `/leader`, in an answered write; it is no right to serve any more, whatever the answer.
+        """Delete `/leader`, in an answered write; it is not a right to serve any more, whatever the answer.
 
         Parameters:
             also: what is done in the same write.

@@ -132,7 +132,7 @@ class Writer:
     def append(
         self, items: Sequence[Batch | Event], durability: Durability, *, atomic: bool, upkeep: bool = False
     ) -> list[Placement]:
-        """See `MessageStore.append`. `upkeep` is written on a disk nearly full, too: it is there to free space."""
+        """See `MessageStore.append`. `upkeep` is written on a disk nearly full, too: it frees space."""
         placed = self._append(items, durability, atomic=atomic, upkeep=upkeep)
         return [placed[index] for index in range(len(items))]
 
