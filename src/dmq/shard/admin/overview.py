@@ -31,6 +31,7 @@ _PARKED: Final = "parked"
 _DOWN: Final = "down"
 _UNKNOWN: Final = "unknown"
 _NONE: Final = "none"
+_PASSING: Final = (Obstacle.FOLLOWING, Obstacle.LED, Obstacle.UNSETTLED)  # what ends by itself
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -342,6 +343,10 @@ def _without_leader(view: Overview) -> Iterator[Finding]:
 def _way_out(view: Overview, member: MemberView) -> str:
     """What helps a member of the set that does not stand."""
     others = [other.name for other in view.in_set if other.node is None]
+    if member.obstacle in _PASSING:
+        return f"wait, and ask again in a few seconds; if it lasts, look into the log of {member.name}"
+    if member.obstacle == Obstacle.DRAINED:
+        return f"dmq shard drain {member.name} --undo lets it lead again"
     if member.role == _PARKED:
         return f"look into its log; when its data is wrong, empty its directory and start {member.name} again"
     start = f"start {', '.join(others)}, to compare with; " if others else ""

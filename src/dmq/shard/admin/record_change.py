@@ -15,7 +15,7 @@ from dmq.errors import InvalidSettings, ShardConflict, UnknownEntry
 from dmq.registry.contents import MEMBERS_MAX, REMOVED_MAX, ShardContent, ShardState
 from dmq.shard.admin.overview import MemberView, Overview
 
-__all__ = ["RecordChange", "changed_record", "difference", "known_member", "promoted_record"]
+__all__ = ["RecordChange", "changed_record", "check_expulsion", "difference", "known_member", "promoted_record"]
 
 
 class RecordChange(NamedTuple):
@@ -61,7 +61,11 @@ def changed_record(view: Overview, change: RecordChange) -> ShardContent | None:
     if change.remove and change.remove in before.members:
         wanted = _without(wanted, _removable(view, change.remove))
     if change.expel and change.expel in before.members:
-        wanted = _expelled(view, wanted, change.expel)
+        if change.expel == view.leader:
+            raise ShardConflict(
+                f"{change.expel} leads shard {view.name}: another member must lead first", member=change.expel
+            )
+        wanted = _expelled(wanted, known_member(view, change.expel))
     if change.add:
         wanted = _with_place(wanted, change.add)
     if change.drain:
@@ -112,14 +116,21 @@ def _removable(view: Overview, name: str) -> MemberView:
     return member
 
 
-def _expelled(view: Overview, record: ShardContent, name: str) -> ShardContent:
-    member = known_member(view, name)
-    if name == view.leader:
-        raise ShardConflict(f"{name} leads shard {view.name}: another member must lead first", member=name)
+def check_expulsion(view: Overview, name: str) -> None:
+    """Whether a member may be one no more, asked before a leader hands over for it.
+
+    Raises:
+        UnknownEntry, ShardConflict: it must not.
+    """
+    _check_current(view)
+    _check_numbers(view.record, _expelled(view.record, known_member(view, name)))
+
+
+def _expelled(record: ShardContent, member: MemberView) -> ShardContent:
     kept = islice(record.removed.items(), max(0, len(record.removed) + 1 - REMOVED_MAX), None)
     return msgspec.structs.replace(
         _without(record, member),
-        removed={**dict(kept), member.replica: name},
+        removed={**dict(kept), member.replica: member.name},
         replicas=max(record.min_in_sync, record.replicas - 1),
     )
 

@@ -198,6 +198,7 @@ def test_a_registry_that_goes_away_in_the_middle_leaves_it_open_and_says_so() ->
         (RecordChange(min_in_sync=4), InvalidSettings, "min_in_sync 4 is above replicas 3"),
         (RecordChange(replicas=1, min_in_sync=1), InvalidSettings, "the shard has 3 members"),
         (RecordChange(remove="b"), ShardConflict, "b runs: stop it first"),
+        (RecordChange(remove="d"), UnknownEntry, "shard s1 has no member 'd': those it has: a, b, c"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_refused(change: RecordChange, kind: type[DMQError], words: str) -> None:

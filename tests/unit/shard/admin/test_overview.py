@@ -158,6 +158,16 @@ def test_a_leader_that_one_member_hears_serves() -> None:
             "b does not stand: its journal has diverged",
             "look into its log",
         ),
+        (
+            {"said": {"b": reply("b", obstacle=Obstacle.FOLLOWING), "c": reply("c", obstacle=Obstacle.FOLLOWING)}},
+            "b does not stand: it still follows",
+            "wait, and ask again in a few seconds",
+        ),
+        (
+            {"nodes": {"b": node("b")}, "said": {"b": reply("b", role="waiting", obstacle=Obstacle.DRAINED)}},
+            "b does not stand: it is drained",
+            "dmq shard drain b --undo",
+        ),
     ],
 )
 def test_a_shard_without_a_leader_says_why_and_what_to_do(more: dict[str, Any], what: str, advice: str) -> None:
@@ -168,6 +178,7 @@ def test_a_shard_without_a_leader_says_why_and_what_to_do(more: dict[str, Any], 
     assert first.what.startswith("there is no leader")
     assert what in first.what
     assert advice in first.advice
+    assert not first.advice.startswith("or")
 
 
 def test_if_the_set_is_gone_the_furthest_of_the_others_is_named() -> None:

@@ -200,6 +200,19 @@ def test_a_leader_that_is_removed_hands_over_and_is_told() -> None:
     in_shard(test)
 
 
+def test_a_leader_without_which_too_few_were_left_is_not_removed_and_leads_on() -> None:
+    async def test(shard: Shard) -> None:
+        leader = await shard.start_with_topic()
+        other = next(one for one in shard.machines if one is not leader)
+        await operations(other).change("s", RecordChange(min_in_sync=3), by="me")
+        with pytest.raises(ShardConflict, match="min_in_sync is 3"):
+            await operations(other).remove(leader.name, by="me")
+        view = await operations(other).shard("s")
+        assert (view.leader, view.record.epoch, view.record.drained) == (leader.name, 1, [])
+
+    in_shard(test)
+
+
 def test_a_member_that_runs_joins_again_when_its_removal_is_taken_back() -> None:
     async def test(shard: Shard) -> None:
         leader = await shard.start_with_topic()
