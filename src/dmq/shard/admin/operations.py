@@ -506,9 +506,10 @@ class Operations:
                 raise ShardConflict(f"{to} leads already: name another member", shard=view.name)
             if to in view.record.drained:
                 raise ShardConflict(f"{to} is drained: dmq shard drain {to} --undo first", shard=view.name)
-            if not member.is_in_sync:
+            if member.node is None or not member.is_in_sync:
+                why = "is not in sync" if member.node else "is not registered" if member.runs else "does not run"
                 raise ShardConflict(
-                    f"{to} cannot take over: it {'is not in sync' if member.node else 'does not run'}; "
+                    f"{to} cannot take over: it {why}; "
                     "dmq shard show says how far it is",
                     shard=view.name,
                 )

@@ -81,7 +81,7 @@ def _check_numbers(before: ShardContent, wanted: ShardContent) -> None:
     if len(wanted.in_sync) < len(before.in_sync) and len(wanted.in_sync) < wanted.least:
         gone = ", ".join(name for name in before.members if name not in members)
         raise ShardConflict(
-            f"without {gone} the in-sync set would have {len(wanted.in_sync)} members, and min_in_sync is "
+            f"without {gone} only {len(wanted.in_sync)} would be left in the in-sync set, and min_in_sync is "
             f"{least}: let another member catch up first, or lower --min-in-sync, too",
             in_sync=len(wanted.in_sync),
             min_in_sync=least,
@@ -111,7 +111,7 @@ def _without(record: ShardContent, member: MemberView) -> ShardContent:
 
 def _removable(view: Overview, name: str) -> MemberView:
     member = known_member(view, name)
-    if member.node is not None or name == view.leader:
+    if member.runs or name == view.leader:
         raise ShardConflict(f"{name} runs: stop it first, or it joins again at once", member=name)
     return member
 
@@ -150,7 +150,8 @@ def _with_place(record: ShardContent, name: str) -> ShardContent:
 
 def _drained(view: Overview, record: ShardContent, name: str) -> ShardContent:
     known_member(view, name)
-    others = [one for one in view.members if one.is_in_sync and one.name not in (name, *record.drained)]
+    able = [one for one in view.members if one.is_in_sync and one.node is not None]  # to be elected needs a session
+    others = [one for one in able if one.name not in (name, *record.drained)]
     if name in record.drained:
         return record
     if not others:

@@ -77,6 +77,21 @@ def test_a_follower_that_catches_up_is_told_with_its_lag() -> None:
     assert (Severity.WARNING, "c runs and is not in sync, 600 bytes behind") in told(view)
 
 
+def test_a_follower_that_lost_its_session_and_keeps_up_is_in_sync() -> None:
+    gone = without("b", "c")
+    view = sight(**gone | {"said": {"a": reply("a", keeping_up=[B])}})
+    assert [(one.name, one.role, one.is_in_sync) for one in view.members] == [
+        ("a", "leader", True),
+        ("b", "follower", True),
+        ("c", "down", False),
+    ]
+    assert told(view) == [
+        (Severity.WARNING, "only 2 of 3 are in sync: with one less, sends are refused"),
+        (Severity.WARNING, "b follows and is not registered: its session with the registry is lost"),
+        (Severity.WARNING, "c does not run"),
+    ]
+
+
 def test_a_leader_without_its_session_is_still_the_leader() -> None:
     view = sight(leader=None)
     assert view.leader == "a"
