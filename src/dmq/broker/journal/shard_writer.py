@@ -206,14 +206,13 @@ class ShardWriter(JournalWriter):
         super()._finish_checkpoint(plan, error)
         self._show()
 
-    def _is_for_loop(self, now: float) -> bool:
+    def _loop_serves(self) -> bool | None:
         """The loop flushes for all that wait, if that is quick: the followers take about as long, and then it has
         gathered what came meanwhile. But who asked for no more than that it is written does not wait for it."""
         waiting = self._waiting
-        is_lone = len(waiting) == 1
-        if self.waiting_bytes > LOOP_BYTES or not self._flush_policy.is_for_loop(now, is_lone=is_lone):
-            return False
-        return not (waiting[0][1].is_early if is_lone else any(one[1].is_early for one in waiting))
+        if self.waiting_bytes > LOOP_BYTES or any(one[1].is_early for one in waiting):
+            return None
+        return len(waiting) == 1
 
     # --- upkeep -----------------------------------------------------------------------------------------------------
 

@@ -642,8 +642,7 @@ class JournalWriter:
             self._start_checkpoint()
 
     def _start_flush(self) -> None:
-        began = self._clock.monotonic()
-        is_for_loop = not self._checkpointing and self._is_for_loop(began)
+        is_lone = None if self._checkpointing else self._loop_serves()
         try:
             ticket = self.store.begin_flush()
         except DMQError as error:
@@ -651,7 +650,8 @@ class JournalWriter:
             return
         self._flushing = True
         self.flushes += 1
-        if not is_for_loop:
+        began = self._clock.monotonic()
+        if is_lone is None or not self._flush_policy.is_for_loop(began, is_lone=is_lone):
             self._disk.run(ticket.run, partial(self._finish_flush, ticket))
             return
         failure: BaseException | None = None
@@ -661,12 +661,10 @@ class JournalWriter:
             failure = error
         self._finish_flush(ticket, failure, began)
 
-    def _is_for_loop(self, now: float) -> bool:
-        """Whether the loop flushes what was written, and no thread."""
+    def _loop_serves(self) -> bool | None:
+        """Whether a flush by the loop would serve a lone request, or several; None if a thread has to flush."""
         waiting = self._waiting
-        if len(waiting) != 1 or not waiting[0][1].is_lone:
-            return False
-        return self.waiting_bytes <= LOOP_BYTES and self._flush_policy.is_for_loop(now)
+        return True if len(waiting) == 1 and waiting[0][1].is_lone and self.waiting_bytes <= LOOP_BYTES else None
 
     def _finish_flush(self, ticket: FlushTicket, error: BaseException | None, began: float | None = None) -> None:
         """A flush is done, or has failed; it is one of the loop's if it is known when it began."""
