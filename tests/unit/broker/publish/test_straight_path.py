@@ -119,6 +119,8 @@ ONE_BY_ONE = st.lists(
 class Disk:
     """The threads of the writer, which do their work when they are told to."""
 
+    took = 0.0
+
     def __init__(self) -> None:
         self._given: list[tuple[Callable[[], None], Callable[[BaseException | None], None]]] = []
         self.is_over = False
