@@ -299,14 +299,16 @@ class Publisher:
             raise _switched_off(topic)
         return topic
 
-    def has_limits(self, topic: str) -> bool:
-        """Whether a limit has to be asked before something is sent to a topic."""
-        limits = self._limits
-        return bool(limits.rules) and (limits.has_apps or (topic, "") in limits.rules)
+    def admit_plain(self, asked: Produce) -> tuple[Topic, BatchRules | None]:
+        """`admit` for plain messages whose frame is right.
 
-    def rules(self, topic: str, check_crc: bool) -> BatchRules:
-        """What holds for the records of plain messages."""
-        return _rules(topic, self._body_bytes_max, check_crc)
+        Returns:
+            The topic, and what holds for the records; None if a limit has to be asked before.
+        """
+        name, limits, rules = asked.topic, self._limits, None
+        if not limits.rules or not (limits.has_apps or (name, "") in limits.rules):
+            rules = _rules(name, self._body_bytes_max, False)
+        return self.admit(asked), rules
 
     def begin(self, request: PublishRequest, items: Sequence[Batch | Event], done: Published) -> None:
         """A request is taken: it is answered by `done`."""

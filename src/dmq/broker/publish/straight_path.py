@@ -132,12 +132,12 @@ class StraightPath:
         if self._changes.under_way:
             return self._leave("change")
         try:
-            place = publisher.admit(asked)
+            place, rules = publisher.admit_plain(asked)
         except (DMQError, Later):
             return self._leave("refused")
-        if publisher.has_limits(topic):
+        if rules is None:
             return self._leave("limits")
-        if not are_right(data, (size,), publisher.rules(topic, False)):
+        if not are_right(data, (size,), rules):
             return self._leave("content")
         queue = asked.queue
         if queue == ANY_QUEUE and place.config.priority:
@@ -182,16 +182,16 @@ class StraightPath:
             return self._leave("change")
         topic, queue = asked.topic, asked.queue
         try:
-            place = publisher.admit(asked)
+            place, rules = publisher.admit_plain(asked)
         except (DMQError, Later):
             return self._leave("refused")
-        if publisher.has_limits(topic):
+        if rules is None:
             return self._leave("limits")
         if queue == ANY_QUEUE and place.config.priority:
             return self._leave("special")
         try:
             packed = unpack_batch(frame.body, count, asked.keys, blocks=flags != 0)
-            check_batch(packed.data, packed.lengths, publisher.rules(topic, False), packed.block_bytes)
+            check_batch(packed.data, packed.lengths, rules, packed.block_bytes)
         except DMQError as error:
             return self._leave("batch" if isinstance(error, InvalidRequest) else "content")
         if not writer.is_now(asked.durability):
