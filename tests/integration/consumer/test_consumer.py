@@ -101,7 +101,7 @@ def test_a_body_that_is_not_of_the_type_is_a_dead_letter_at_once(client: Client,
     assert found == [Order(7)]
     eventually(lambda: len(letters(client)) == 2)
     assert sorted(letters(client)) == [("bad", "REJECTED", 1), ("worse", "REJECTED", 1)]
-    assert "no Order" in client.admin.dead_letters(group="billing")[0].last_error
+    assert "not of type Order" in client.admin.dead_letters(group="billing")[0].last_error
 
 
 # --- the ways to consume ----------------------------------------------------------------------------------------------

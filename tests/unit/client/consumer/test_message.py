@@ -143,7 +143,7 @@ def test_a_body_that_is_not_of_the_type_is_rejected_and_in_no_batch() -> None:
     assert [message.body["n"] for message in batch] == [n for n in range(MANY) if n != 3]
     ((settlement,),) = (settle.settlements for settle in made.reports(book(made)))
     assert (settlement.outcome, settlement.ranges) == (Outcome.REJECT, [(3, 1)])
-    assert "no dict" in settlement.reason
+    assert "not of type dict" in settlement.reason
 
 
 def test_a_typed_body_is_another_object_for_each_who_asks() -> None:
