@@ -33,10 +33,9 @@ from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import FOLDER as JOURNAL_FOLDER
-from dmq.storage.journal.journal import SegmentRead, list_segments
+from dmq.storage.journal.journal import FlushTicket, SegmentRead, list_segments
 from dmq.storage.journal.scanner import Scanner, units_at
 from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, Header, Unit, is_intact, parse_unit, read_header
-from dmq.storage.journal.unit_writer import FlushTicket
 from dmq.storage.state.derived import Derived
 from dmq.storage.state.state import EpochTable
 from dmq.storage.upkeep.checkpointer import CheckpointPlan

@@ -114,7 +114,7 @@ class ShardWriter(JournalWriter):
     def _refuse_turn(self, error: DMQError) -> None:
         self._turn_planned = self._is_turn_waiting = False
         submitted, self._submitted = [*self._submitted, *self.straight.submissions()], []
-        self._outbox.hold()
+        self._outbox.is_held = True
         try:
             for submission in submitted:
                 self._fail(submission, error)
@@ -149,7 +149,7 @@ class ShardWriter(JournalWriter):
                 early.append(at)
         if not early:
             return
-        self._outbox.hold()
+        self._outbox.is_held = True
         try:
             for at in reversed(early):
                 end, submission, placements = waiting[at]
@@ -193,11 +193,11 @@ class ShardWriter(JournalWriter):
         self._leadership.flushed()
         self.committed()
 
-    def _finish_flush(self, ticket: FlushTicket, error: BaseException | None) -> None:
+    def _finish_flush(self, ticket: FlushTicket, error: BaseException | None, began: float | None = None) -> None:
         if self.is_closed:
             self._flushing = False  # the store is another's now
         else:
-            super()._finish_flush(ticket, error)
+            super()._finish_flush(ticket, error, began)
 
     def _finish_checkpoint(self, plan: CheckpointPlan, error: BaseException | None) -> None:
         if self.is_closed:
@@ -286,7 +286,7 @@ class ShardWriter(JournalWriter):
         """Write what was submitted, then nothing more until `resume`; over when all that is written is flushed."""
         if self._lazy:
             self._take_lazy()
-        if self._submitted or not self.straight.is_empty:
+        if self._submitted or self._turn_planned:
             self._turn()
         self._is_held = True
         while not (self.is_closed or self._failed):
