@@ -311,17 +311,17 @@ class Sender:
 
     def _routed(self, batch: SendBatch) -> None:
         """Send a batch again whose topic had to be asked for, as soon as that has helped."""
-        if batch in self._stale and self._switch(batch.topic) and batch not in self._stale:
+        if (is_stale := batch in self._stale) and self._switch(batch.topic) and batch not in self._stale:
             return
         if batch.deadline is not None and self._clock.monotonic() >= batch.deadline:
             assert batch.last_error is not None
             self._end(batch, error=batch.last_error)
             return
-        if batch in self._stale:
+        if is_stale:
             self._links.stale(batch.topic)
         elif self._move(batch):
             return
-        elif batch.refusals:
+        if batch.refusals and (not is_stale or self._routes.has_newest(batch.lane.key, batch.last_error)):
             batch.refusals = 0
             self._again(batch)
             return

@@ -326,6 +326,7 @@ class Operations:
                 "to remove"
             )
         await self._check_format(change)
+
         def decide(seen: Overview, is_again: bool) -> ShardContent | None:
             if change.remove and not is_again:
                 known_member(seen, change.remove)
@@ -509,8 +510,7 @@ class Operations:
             if member.node is None or not member.is_in_sync:
                 why = "is not in sync" if member.node else "is not registered" if member.runs else "does not run"
                 raise ShardConflict(
-                    f"{to} cannot take over: it {why}; "
-                    "dmq shard show says how far it is",
+                    f"{to} cannot take over: it {why}; dmq shard show says how far it is",
                     shard=view.name,
                 )
         if view.leader != self.broker:

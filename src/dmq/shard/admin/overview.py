@@ -441,8 +441,7 @@ def _silent_leader(view: Overview, leader: MemberView, session_seconds: float) -
     within = f" within {session_seconds:g} s of its end" if session_seconds else ""
     return Finding(
         Severity.PROBLEM,
-        f"the leader {leader.name} does not answer, and {heard} nothing of it for {since:.0f} s: "
-        "sends wait",
+        f"the leader {leader.name} does not answer, and {heard} nothing of it for {since:.0f} s: sends wait",
         f"if it has ended, so does its session in the registry{within}, and an election follows: ask again then. If "
         "this lasts, it hangs, or the network between the members is cut: see its log",
     )

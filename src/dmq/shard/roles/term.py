@@ -708,7 +708,7 @@ class Term:
             NotLeader: it does not lead.
         """
         if self.is_over or not self._is_begun or self._is_held:
-            raise NotLeader("this member does not lead yet, or hands over already: dmq shard show says what it waits for")
+            raise NotLeader("this member does not lead yet, or hands over already: dmq shard show says what is missing")
         replica, seat = self._successor(to)
         self._is_held = True
         try:
