@@ -233,7 +233,7 @@ def _document(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InvalidSettings(f"{file} cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise InvalidSettings(f"{file} is no export of a cluster: dmq cluster export writes one")
+        raise InvalidSettings(f"{file} is not an export of a cluster: dmq cluster export writes one")
     return document
 
 

@@ -248,5 +248,5 @@ def difference(before: ShardContent, after: ShardContent) -> str:
         parts.append("it is asynchronous: what the leader alone has is acknowledged, and failover needs a command")
     elif before.asynchronous:
         parts.append("it is not asynchronous any more: sends wait until so many have caught up")
-    parts += [f"{name} is no member any more" for name in before.members if name not in after.members]
+    parts += [f"{name} is not a member any more" for name in before.members if name not in after.members]
     return ", ".join(parts)

@@ -145,7 +145,7 @@ class Registration:
         self._sessions = {session}
 
     def deletion(self) -> list[Operation]:
-        """What takes the entry away along with something else, if it is there."""
+        """What takes the entry away along with something else, if it exists."""
         return [Delete(self._path, None)] if self.is_there else []
 
     def stop(self) -> None:

@@ -221,7 +221,7 @@ def test_a_member_that_is_gone_for_good_is_removed_but_never_below_the_least() -
         await check_refusal(remove, ShardConflict, "only 1 would be left in the in-sync set, and min_in_sync is 2")
         done = await scene.operations.change("s1", RecordChange(min_in_sync=1, remove="b"), by="me")
         assert done.shard.record.in_sync == [hex_id(A)]
-        assert done.what == "min_in_sync is 1, replicas is 3, b is no member any more"
+        assert done.what == "min_in_sync is 1, replicas is 3, b is not a member any more"
 
     run(story, nodes="ab")
 
