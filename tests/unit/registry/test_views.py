@@ -18,7 +18,7 @@ def test_views_that_another_name_server_is_making_are_made_with_it(
     file = tmp_path / "registry.db"
     engine, other = create_engine(f"sqlite:///{file}", isolation_level="AUTOCOMMIT"), sqlite3.connect(file)
     other.execute("CREATE TABLE entries (path TEXT, value TEXT)")
-    overtaken = []
+    overtaken: list[str] = []
 
     @event.listens_for(engine, "before_cursor_execute")
     def overtake(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
