@@ -298,6 +298,7 @@ def test_the_runbook_quotes_what_is_said(root: Path) -> None:
         sight(**without("b") | {"said": {"a": reply("a", keeping_up=[B])}}),
         sight(**without("b", "c")),
         sight(**without("c")),
+        sight(**without("b", "c") | {"said": {"a": reply("a", keeping_up=[B])}}),
         sight(record(in_sync=pair), said={name: reply(name, end=1000 if name in "ab" else 400) for name in "abc"}),
         sight(said={"a": reply("a", right="none")}),
         sight(said={name: reply(name) for name in "bc"}),
