@@ -368,12 +368,14 @@ class FrameParser:
         """Where the next bytes go; never empty. The hint of the event loop is not needed."""
         buffer = self._buffer
         if buffer is None:
-            chunks, size = self._chunks, self._expected or CHUNK_BYTES
-            buffer = self._buffer = np.empty(size, np.uint8).data if chunks is None else chunks.take(self, size)
-            if self._expected:
+            chunks, size = self._chunks, self._expected
+            if size:
                 self._is_own = True
                 self._start += HEADROOM_BYTES
                 self._end += HEADROOM_BYTES
+            else:
+                size = CHUNK_BYTES
+            buffer = self._buffer = np.empty(size, np.uint8).data if chunks is None else chunks.take(self, size)
             if self._aside:
                 buffer[self._start : self._end] = self._aside
                 self._aside = b""
@@ -390,8 +392,12 @@ class FrameParser:
             return None
         whole = None if self.error is not None else self.whole(buffer[at:] if at else buffer, nbytes)
         if whole is not None:
-            self._let_go(buffer)
-            self._start = self._end = self._expected = 0
+            if self._is_own:
+                self._is_own = False
+                self._start = self._end = self._expected = 0
+            elif self._chunks is not None:
+                self._chunks.give(buffer)
+            self._buffer = None
         return whole
 
     def buffer_updated(self, nbytes: int) -> list[Frame]:
