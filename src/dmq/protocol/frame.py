@@ -370,14 +370,12 @@ class FrameParser:
         """Where the next bytes go; never empty. The hint of the event loop is not needed."""
         buffer = self._buffer
         if buffer is None:
-            chunks, size = self._chunks, self._expected
-            if size:
+            chunks, size = self._chunks, self._expected or CHUNK_BYTES
+            buffer = self._buffer = np.empty(size, np.uint8).data if chunks is None else chunks.take(self, size)
+            if self._expected:
                 self._is_own = True
                 self._start += HEADROOM_BYTES
                 self._end += HEADROOM_BYTES
-            else:
-                size = CHUNK_BYTES
-            buffer = self._buffer = np.empty(size, np.uint8).data if chunks is None else chunks.take(self, size)
             if self._aside:
                 buffer[self._start : self._end] = self._aside
                 self._aside = b""
@@ -482,7 +480,9 @@ class FrameParser:
             self._expected = 0
         elif not size <= self._expected - HEADROOM_BYTES <= 2 * size:
             # Some more, since frames differ; and a read that does not fill its buffer is known to be the last one.
-            self._expected = min(HEADROOM_BYTES + size + (size >> 3) + len(frame.header) + HEAD_BYTES, EXPECTED_BYTES_MAX)
+            self._expected = min(
+                HEADROOM_BYTES + size + (size >> 3) + len(frame.header) + HEAD_BYTES, EXPECTED_BYTES_MAX
+            )
 
     def _parse(self, buffer: memoryview, start: int, end: int, frames: list[Frame]) -> int:
         """Take all complete frames; return where the first incomplete one begins."""
