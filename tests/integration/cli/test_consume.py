@@ -182,7 +182,7 @@ def test_a_topic_that_exists_otherwise_is_told_with_what_differs(broker: BrokerP
     done = dmq(broker, "topic", "create", "bills", "--queues", "3", "--if-missing")
     assert (done.code, done.err) == (
         1,
-        "dmq: topic 'bills' is already there with other settings: queues is 2, not 3, ttl is 3600 s, not none; ask for "
+        "dmq: topic 'bills' already exists with other settings: queues is 2, not 3, ttl is 3600 s, not none; ask for "
         "those it has, or update it\n",
     )
 
