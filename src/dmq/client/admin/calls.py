@@ -299,7 +299,7 @@ def peek(topic: str, queue: int | None, at: When, limit: int, tags: str) -> Call
         messages += found.get(row.queue, ())
         start = reached.get(row.queue, row.at)
         while start < row.next_offset and len(messages) < limit:
-            more, end = yield from read(topic, row.queue, start, limit - len(messages), tags)
+            more, end = yield from read(topic, row.queue, start, limit - len(messages), tags=tags)
             if end <= start:
                 break
             messages += more
