@@ -205,6 +205,9 @@ class AioConsumer(Generic[T]):
         Raises:
             DMQError: there is no connection, or the broker refuses.
         """
+        # twin: async
+        self._router.check_loop()
+        # twin: end
         ask = self._puller.check(max_messages, wait, queue)
         self._ack_previous()
         await self._learn(max(wait, LEARN_SECONDS))

@@ -9,11 +9,13 @@ nothing else is under way it takes the straight path (`straight_path`), in the c
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
+from weakref import WeakSet
 
 from dmq.client.arguments import check_function, check_seconds
 from dmq.client.connection.connection import Connection
@@ -31,6 +33,7 @@ from dmq.client.producer.straight_path import StraightPath
 from dmq.client.producer.transaction import Transaction
 from dmq.client.producer.transaction_core import HalfOptions, Transactions, roll_back_late
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
+from dmq.event_log import EventLog
 from dmq.model import DEFAULT_PRIORITY, Body, DurabilityName, Message, MessageId, Receipt, check_target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
@@ -39,7 +42,10 @@ from dmq.protocol.produce import TransactionCheck
 __all__ = ["OnDelivery", "Producer"]
 
 LOOK_SECONDS: Final = 1.0  # a thread that waits looks at least so often whether the end has come
+END_SECONDS: Final = 5.0  # that the end of the interpreter waits for producers that were not closed, all together
 HOLD_SECONDS: Final = 0.01  # that a batch is held for threads that come back, as far as others keep them from it
+
+log = EventLog(__name__)
 
 OnDelivery = Callable[[Receipt | None, DMQError | None], Any]
 
@@ -73,6 +79,7 @@ class Producer:
             core.begin_lone = self.straight.begin
         self._watcher: Final = _RouterWatcher(core, transactions)
         router.watch(self._watcher)
+        _open.add(self)
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -579,6 +586,7 @@ class Producer:
         except TimedOut:
             pass  # told to each message by its future
         finally:
+            _open.discard(self)
             self._router.unwatch(self._watcher)
             if self._transactions is not None:
                 self._transactions.close(NotConnected("the producer is closed: a check ends what it has not ended"))
@@ -594,6 +602,35 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _end(self, until: float) -> None:
+        """The program ends and has not closed the producer: close it, and tell what was not sent."""
+        if self._router.is_forked or self._sender.closed_by is not None:
+            return
+        with self._core.lock:
+            batches = [*self._core.accumulator.unsettled()]
+        if not batches:
+            return
+        left = max(0.0, until - time.monotonic())
+        self.close(min(left, self._options.timeout or left))
+        unsent = sum(batch.count for batch in batches if batch.error is not None)
+        if unsent:
+            log.warning(
+                "messages may not be stored: the program ended before they were",
+                messages=unsent,
+                topics=sorted({batch.topic for batch in batches if batch.error is not None}),
+            )
+
+
+# Producers that are not closed: at the end of the interpreter, what they were given by `send_async` is still sent.
+_open: WeakSet[Producer] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    until = time.monotonic() + END_SECONDS
+    for producer in [*_open]:
+        producer._end(until)
 
 
 class _RouterWatcher:
