@@ -254,7 +254,7 @@ class PacedProducer:
 
 
 def producer_at(url: str, rate: float | None, seconds: float) -> PacedProducer:
-    """Start one; None is no limit."""
+    """Start one; None means no limit."""
     return PacedProducer(url, rate, seconds)
 
 

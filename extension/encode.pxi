@@ -31,7 +31,7 @@ cdef bint _read_run(list runs, Py_ssize_t number, Py_ssize_t *stop, int64_t *blo
 
 
 cdef bint _read_key(object key, Text *text) noexcept:
-    """A key as UTF-8; False if it is no text."""
+    """A key as UTF-8; False if it is not text."""
     text.at = NULL
     text.size = 0
     if key is None:
@@ -215,7 +215,7 @@ cdef Py_ssize_t _record_size(bytes front, bytes tail, bytes body, bytes key) exc
     if key is not None:
         size += PyBytes_GET_SIZE(key)
     if PyBytes_GET_SIZE(front) != FRONT_BYTES or size > 0x7FFF_0000:
-        raise ValueError("these are no parts of a record")
+        raise ValueError("these are not parts of a record")
     return size
 
 

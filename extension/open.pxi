@@ -99,7 +99,7 @@ def open_records(bytes buffer not None, list starts not None, Py_ssize_t first, 
             if at < 0 or end < at or end > size or not opening.add(data, at, end):
                 return None
             at = end
-    except Exception:  # a block that cannot be expanded, a key that is no text: the plain code says so
+    except Exception:  # a block that cannot be expanded, a key that is not text: the plain code says so
         return None
     return opening.bodies, opening.keys
 

@@ -45,7 +45,7 @@ FOLDER_FILES_MAX = 15
 NOUNS = {"ring", "string", "thing", "king", "wing", "spring", "sibling", "ceiling", "testing"}
 BROKER = "dmq.broker.broker"
 # Who may hold a whole broker: what wires it together, what serves it, and what shows all of it.
-MAY_TAKE_BROKER = re.compile(r"dmq\.broker\.(server|shard_service|wire|diagnostics)(\.|$)|dmq\.(?!broker\.)")
+MAY_TAKE_BROKER = re.compile(r"dmq\.broker\.(server|shard_process|wire|diagnostics)(\.|$)|dmq\.(?!broker\.)")
 # Modules whose `__all__` is the public interface. Its signatures are fixed, and its arguments are given by name.
 DOORS = ("dmq", "dmq.aio", "dmq.outbox", "dmq.pipeline", "dmq.testing")
 # Of that interface, too: what a client gives out.

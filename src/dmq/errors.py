@@ -131,7 +131,7 @@ class UnknownTopic(DMQError):
 
 
 class TopicExists(DMQError):
-    """A topic of that name is already there."""
+    """A topic of that name already exists."""
 
     code = "TOPIC_EXISTS"
 

@@ -6,7 +6,8 @@ that every handler and formatter shows them. Bodies of messages are never facts.
 
 A line that may repeat is given `once_for=`: lines of the same event and the same `once_for` are written at most every
 ten seconds, and the next one tells how many were left out (`suppressed=17`). If none comes, the last of them is written
-when the ten seconds are over and any other line of that kind comes, or `tell_suppressed` is called.
+when the ten seconds are over and any other line of that kind comes, or `tell_suppressed` is called; it then tells when
+that was (`seconds_ago=8`), since what it says may be over.
 
 What always holds: a fact never breaks a line in two, nor makes it longer than its bound; the memory for repeated lines
 is bounded; no line is left out without being counted.
@@ -23,7 +24,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from dmq.clock import Clock, SystemClock
 
-__all__ = ["EventLine", "EventLog", "LineLimiter", "foreign_log", "tell_suppressed"]
+__all__ = ["EventLine", "EventLog", "LineLimiter", "foreign_log", "keep_quiet", "tell_suppressed"]
 
 _SUPPRESS_SECONDS: Final = 10.0
 _KINDS_MAX: Final = 1024
@@ -61,10 +62,10 @@ class _Kind(NamedTuple):
 class _Repeated:
     """A kind of line within its ten seconds."""
 
-    __slots__ = ("count", "ends_at", "last", "level")
+    __slots__ = ("count", "ends_at", "last", "last_at", "level")
 
     def __init__(self, ends_at: float) -> None:
-        self.ends_at = ends_at
+        self.ends_at = self.last_at = ends_at
         self.count = 0
         self.level = 0
         self.last: Mapping[str, Fact] = {}
@@ -91,23 +92,24 @@ class LineLimiter:
             before = self._kinds.get(kind)
             if before is not None and before.ends_at > now:
                 before.count += 1
-                before.level, before.last = level, facts
+                before.level, before.last, before.last_at = level, facts, now
                 return None
             self._kinds.pop(kind, None)
             ended = list(self._ended(now))
             self._kinds[kind] = _Repeated(now + _SUPPRESS_SECONDS)
             if len(self._kinds) > self._kinds_max:
                 ended.append(self._kinds.popitem(last=False))
-        _write(ended)
+        _write(ended, now)
         return before.count if before is not None else 0
 
     def settle(self) -> None:
         """Write what was left out and whose ten seconds are over."""
         if not self._kinds:
             return
+        now = self._clock.monotonic()
         with self._lock:
-            ended = list(self._ended(self._clock.monotonic()))
-        _write(ended)
+            ended = list(self._ended(now))
+        _write(ended, now)
 
     def forget(self) -> None:
         """Begin anew: in a process that was forked, the lock may be held by a thread that is not there."""
@@ -126,10 +128,12 @@ class LineLimiter:
             yield kind, repeated
 
 
-def _write(ended: list[tuple[_Kind, _Repeated]]) -> None:
+def _write(ended: list[tuple[_Kind, _Repeated]], now: float) -> None:
     for kind, repeated in ended:
         if repeated.count:
             facts = {**repeated.last, **({"suppressed": repeated.count - 1} if repeated.count > 1 else {})}
+            if (age := round(now - repeated.last_at)) > 0:
+                facts["seconds_ago"] = age
             _emit(logging.getLogger(kind.logger), repeated.level, kind.event, facts)
 
 
@@ -228,6 +232,11 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def keep_quiet(name: str) -> None:
+    """Lines below this name go only to handlers that somebody has set up: in a process without any, nowhere."""
+    logging.getLogger(name).addHandler(logging.NullHandler())
 
 
 def foreign_log(name: str) -> logging.Logger:

@@ -447,7 +447,7 @@ def format_size(size: int) -> str:
 
 
 def parse_size(text: str) -> int | None:
-    """The bytes that a size means, in bytes or like 64MiB; None if it is none."""
+    """The bytes that a size means, in bytes or like 64MiB; None if it is not one."""
     found = _SIZE.fullmatch(text.strip())
     # Python refuses to read numbers of thousands of digits; no size has more than twenty.
     if found is None or len(found[1]) > 20:
@@ -493,7 +493,7 @@ def _known(key: str, source: str, name: str | None = None) -> Field:
     raise InvalidSettings(f"there is no setting {name or key} ({source}): {hint}", keys=[key], source=source)
 
 
-# A value of a source, or why it is none.
+# A value of a source, or why it is not one.
 _Found: TypeAlias = "tuple[Field, Any, str] | InvalidSettings"
 
 

@@ -148,7 +148,7 @@ def _consume(client: dmq.Client) -> None:
 
 
 def fetch(url: str) -> None:
-    """Read the journal from its start, as the archive and Spark do; by hand, since that is no public interface."""
+    """Read the journal from its start, as the archive and Spark do; by hand, since that is not a public interface."""
     with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as sock:
         stream = sock.makefile("rb")
         hello = b"\x96\xa6compat\xa0\x01\x01\xa0\x91\xa6blocks"  # app, client id, versions, software, features

@@ -36,8 +36,8 @@ def key(text: bytes, size: int | None = None) -> bytes:
 
 BROKEN: Final[dict[str, Callable[[str], bytes]]] = {
     "the size of an attribute": lambda topic: record(topic, key(b"k", 300)),
-    "a key that is no text": lambda topic: record(topic, key(b"\xff\xfe")),
-    "an app that is no text": lambda topic: record(topic, app=b"\xff"),
+    "a key that is not text": lambda topic: record(topic, key(b"\xff\xfe")),
+    "an app that is not text": lambda topic: record(topic, app=b"\xff"),
     "an attribute twice": lambda topic: record(topic, key(b"k") * 2),
     "a bit of the body": lambda topic: record(topic, flip=layout.BODY_AT),
     "a bit of the key": lambda topic: record(topic, key(b"k-1"), flip=-1),

@@ -24,7 +24,7 @@ def minute_of(at: datetime) -> datetime:
 
 
 def offered(message: Row) -> datetime:
-    """When the broker had to store it: delays are no latency."""
+    """When the broker had to store it: delays are not latency."""
     at: datetime = message["received_at"] if message["flags"] & (MOVED | REPLAYED) else message["sent_at"]
     return at
 

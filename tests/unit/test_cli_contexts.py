@@ -115,7 +115,7 @@ def test_only_the_user_can_read_the_file_whatever_the_umask(folder: Path) -> Non
 def test_names_and_urls_are_checked() -> None:
     contexts = Contexts()
     for name in ("", "a b", "-a", "x" * 65, "a/b"):
-        with pytest.raises(InvalidName, match="no name for a context"):
+        with pytest.raises(InvalidName, match="not a name for a context"):
             contexts.add(name, "dmq://a")
     with pytest.raises(InvalidSettings, match="not a URL"):
         contexts.add("a", "somewhere")

@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_raised_after_the_receipts_before_it() -> None:
     def messages() -> Iterator[tuple[bytes, dict[str, Any]]]:
         yield b"", {}
         yield b"x", {}
-        raise InvalidMessage("line 3 is no JSON")
+        raise InvalidMessage("line 3 is not JSON")
 
     found = send_stream(cast(Producer, StubProducer(patience=100)), "orders", messages(), {})
     assert [next(found)[0].offset, next(found)[0].offset] == [0, 1]

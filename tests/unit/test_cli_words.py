@@ -125,7 +125,7 @@ def test_a_mistake_that_needs_no_broker_is_told_without_one(
 def test_a_directory_that_is_no_spool_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     assert run(capsys, "spool", "list", str(tmp_path)) == (
         1,
-        f"dmq: {tmp_path} is no spool: name the directory that the producer has as spool=\n",
+        f"dmq: {tmp_path} is not a spool: name the directory that the producer has as spool=\n",
     )
     code, shown = run(capsys, "spool", "list", os.path.join(tmp_path, "nothing"))
     assert (code, "nothing is not there" in shown) == (1, True)

@@ -76,12 +76,12 @@ def test_what_was_left_out_is_told_when_its_time_is_over(clock: FakeClock, caplo
     clock.advance(seconds=2)
     limiter.settle()
     limiter.settle()
-    assert caplog.messages[1:] == ["the database is gone attempt=3 suppressed=2"]
+    assert caplog.messages[1:] == ["the database is gone attempt=3 suppressed=2 seconds_ago=11"]
     log.error("the database is gone", once_for="sql", attempt=4)
     assert len(caplog.messages) == 2
     clock.advance(seconds=10)
     log.error("something else", once_for="x")
-    assert caplog.messages[2:] == ["the database is gone attempt=4", "something else"]
+    assert caplog.messages[2:] == ["the database is gone attempt=4 seconds_ago=10", "something else"]
 
 
 def test_the_memory_for_repeated_lines_is_bounded(log: EventLog, caplog: pytest.LogCaptureFixture) -> None:

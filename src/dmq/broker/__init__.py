@@ -4,6 +4,5 @@ Rooms from the lowest: `runtime` (clock, tasks, readiness), `journal` (the store
 (topics, groups' beginnings, key-values), `delivery` (from the store to consumers), `retry`, `schedule` and
 `dead_letters` (messages that are not where their consumer looks), `publish` (from producers into the journal),
 `maintenance` (drain), `broker` (wires all of it together), `wire` (the protocol) and `diagnostics` (what people see),
-`shard_service` (makes and drops the broker of a shard's leader), `shard_process` (a member of a shard), `server` (ports
-and signals).
+`shard_process` (a member of a shard, which makes and drops the broker while it leads), `server` (ports and signals).
 """

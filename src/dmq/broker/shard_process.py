@@ -6,6 +6,11 @@ A registry that does not answer is waited for. A stop hands the shard over first
 What always holds: there is one member in a process; what cannot be mended (the directory belongs elsewhere, the shard
 is full, the disk fails) ends it with that error.
 
+`ShardService` makes the Broker when the member leads, and drops it when it ceases to.
+
+What always holds: there is a Broker only between `begin` and `drop`, on the store that `begin` was given; connections
+outlive it, and are told where the leader is. A Broker that was dropped touches the store no more.
+
 `LeaderLinks` go to the leaders of other shards; over them this one asks those leaders to follow a change of metadata.
 
 What always holds: there is at most one link to an address, and at most `LINKS_MAX` of them; one that fails is closed
@@ -32,14 +37,15 @@ import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from dmq.broker.broker import Broker
 from dmq.broker.catalog.cluster_access import ClusterAccess, GroupChange
 from dmq.broker.diagnostics.metrics import NodeLoad
 from dmq.broker.journal.disk import DiskThreads
+from dmq.broker.journal.shard_writer import ShardWriter
 from dmq.broker.journal.unit_fetch import fetch_units
-from dmq.broker.shard_service import ShardService
 from dmq.broker.wire.dispatcher import Dispatcher
 from dmq.clock import Clock
-from dmq.errors import BrokerStopping, Busy, DMQError, InvalidSettings, NotConnected, RegistryDown
+from dmq.errors import BrokerStopping, Busy, DatabaseDown, DMQError, InvalidSettings, NotConnected, RegistryDown
 from dmq.event_log import EventLog
 from dmq.model import check_name
 from dmq.net.address import ServerAddress, check_address, parse_address
@@ -63,13 +69,15 @@ from dmq.shard.admin.operations import Operations
 from dmq.shard.committed_reader import CommittedUnits
 from dmq.shard.member import Directory, Member, MemberReport, MemberSettings, Place, Role
 from dmq.shard.network import Network
+from dmq.shard.service import Leadership
 from dmq.shard.serving_right import Right
 from dmq.storage.files import Buffer, Files
+from dmq.storage.store import MessageStore
 
 if TYPE_CHECKING:
     from dmq.deadletters.store import DeadLetterStore
 
-__all__ = ["ShardProcess", "ShardWays", "Watchdog"]
+__all__ = ["ShardProcess", "ShardService", "ShardWays", "Watchdog"]
 
 log = EventLog(__name__)
 
@@ -463,13 +471,13 @@ def _advertised(said: str | None, listening: ServerAddress, key: str) -> str:
     """Where others reach a port: where it listens, if nobody said otherwise.
 
     Raises:
-        InvalidSettings: it listens everywhere, which is no address to connect to; or what was said is none.
+        InvalidSettings: it listens everywhere, which is not an address to connect to; or what was said is none.
     """
     if said is not None:
         try:
             return str(parse_address(said))
         except InvalidSettings as error:
-            raise InvalidSettings(f"{key} = {said!r} is no address: write host:port", keys=[key]) from error
+            raise InvalidSettings(f"{key} = {said!r} is not an address: write host:port", keys=[key]) from error
     with contextlib.suppress(ValueError):
         if ipaddress.ip_address(listening.host).is_unspecified:
             raise InvalidSettings(
@@ -595,3 +603,80 @@ class Watchdog:
         frame = sys._current_frames().get(self._watched)
         found = traceback.extract_stack(frame)[-_FRAMES_MAX:] if frame is not None else []
         return " > ".join(f"{one.name}:{one.lineno}" for one in found)
+
+
+class ShardService:
+    """Serves the clients of one server while its member leads.
+
+    Parameters:
+        letters: makes the store of dead letters; None if they wait in the journal, since no database of theirs can be
+            reached by every member.
+
+    Attributes:
+        failed: set when the store of a Broker failed.
+        stop_asked: set when an operator wants the process to stop.
+        access: the cluster, for the Brokers it makes.
+        begun: how many Brokers it has made.
+        began: set whenever it has made one.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, letters: Callable[[], DeadLetterStore] | None) -> None:
+        self._dispatcher = dispatcher
+        self._letters = letters
+        self.failed, self.stop_asked = asyncio.Event(), asyncio.Event()
+        self._writer: ShardWriter | None = None
+        self.access: ClusterAccess | None = None
+        self.begun = 0
+        self.began = asyncio.Event()
+
+    async def begin(self, store: MessageStore, leadership: Leadership) -> None:
+        """The start of our epoch is committed: serve clients with this store."""
+        dispatcher = self._dispatcher
+        broker = Broker(
+            store,
+            dispatcher.settings.broker,
+            dispatcher.clock,
+            dispatcher,
+            letters=self._letters or no_letters,
+            leadership=leadership,
+        )
+        assert isinstance(broker.writer, ShardWriter)
+        broker.failed, broker.stop_asked = self.failed, self.stop_asked
+        self._writer = broker.writer
+        if self.access is not None:
+            broker.enter_cluster(self.access)
+        dispatcher.attach(broker)
+        self.begun += 1
+        self.began.set()
+        if self._letters is not None:
+            broker.dead_letters.start(at_once=True)
+
+    def committed(self) -> None:
+        """More of the store is visible because followers have it: answer what waited for that."""
+        if self._writer is not None:
+            self._writer.committed()
+
+    async def hold(self) -> None:
+        """Take no more writes, and let those that are under way be flushed here: a hand-over begins."""
+        if self._writer is not None:
+            await self._writer.hold()
+
+    def resume(self) -> None:
+        """The hand-over does not take place: take writes again."""
+        if self._writer is not None:
+            self._writer.resume()
+
+    async def drop(self) -> None:
+        """We do not lead any more: nothing is answered, handed out or written from this call on."""
+        broker = self._dispatcher.detach()
+        self._writer = None
+        if broker is not None:
+            await broker.drop(self._dispatcher.no_broker())
+
+
+def no_letters() -> DeadLetterStore:
+    """There is no database that every member could use."""
+    raise DatabaseDown(
+        "dead letters of a shard wait in its journal until there is a database that every member reaches: set "
+        "broker.dead_letters_url to a server's, such as postgresql://… or mysql://…"
+    )

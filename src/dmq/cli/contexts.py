@@ -79,7 +79,7 @@ class Contexts:
         from dmq.client.connection.url import check_url
 
         if not _NAME.fullmatch(name):
-            raise InvalidName(f"{name!r} is no name for a context: use up to 64 letters, digits, '.', '_' and '-'")
+            raise InvalidName(f"{name!r} is not a name for a context: use up to 64 letters, digits, '.', '_' and '-'")
         check_url(url)
         if not replace and self.urls.get(name, url) != url:
             raise InvalidName(f"context {name!r} is {self.urls[name]}: say --replace to change it")

@@ -6,8 +6,13 @@ pipe nothing is cut to fit a width.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
+import select
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -26,10 +31,28 @@ __all__ = [
     "show_facts",
     "show_rows",
     "show_table",
+    "sleep_while_read",
     "tell_missing",
 ]
 
 _WIDE = 100_000
+
+
+def sleep_while_read(seconds: float) -> None:
+    """Wait for so long, or until nobody can read stdout any more: a write alone would tell that, at the next message.
+
+    Raises:
+        BrokenPipeError: whoever read our output is gone, as after `| head -1`.
+    """
+    try:
+        output = sys.stdout.fileno()
+    except (AttributeError, io.UnsupportedOperation):  # closed from the start, or caught by a test
+        time.sleep(seconds)
+        return
+    poller = select.poll()
+    poller.register(output, 0)  # errors and hang-ups are told whether they are asked for or not
+    if poller.poll(seconds * 1000):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def show_rows(

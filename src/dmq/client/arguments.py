@@ -61,7 +61,7 @@ def check_tags(tags: Any) -> list[str]:
     """The tags of a filter such as "a || b", none of which is empty. An empty filter or None lets everything pass.
 
     Raises:
-        InvalidSettings: it is no filter.
+        InvalidSettings: it is not a filter.
     """
     if tags is None:
         return []
@@ -72,7 +72,7 @@ def check_tags(tags: Any) -> list[str]:
     found = [tag.strip() for tag in tags.split("||")]
     if not all(found) or any("&&" in tag or "|" in tag for tag in found):
         raise InvalidSettings(
-            f'{tags!r} is no filter by tags: write one tag, or several of which any will do, as in "created || paid"'
+            f'{tags!r} is not a filter by tags: write one tag, or several of which any will do, as in "created || paid"'
         )
     return found
 
@@ -107,7 +107,7 @@ def parse_id(id: MessageId | str) -> MessageId:
     """A message's id, as users give it.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: it is not one.
     """
     if not isinstance(id, str | MessageId):
         raise InvalidRequest(f"{id!r} is not a message id: use the one of a receipt or a message, or its text")

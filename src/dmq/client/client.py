@@ -235,7 +235,7 @@ class Client:
             prefetch: how many messages may be here unsettled.
             prefetch_bytes: the same in bytes; the broker's default if left out.
             batch: messages in one lease at most, if `parallel` or `ordered` makes leases count; else as many as suit.
-            parallel: messages of one queue that may be out at once, in the whole group; None is no limit.
+            parallel: messages of one queue that may be out at once, in the whole group; None means no limit.
             lease: seconds after which a message that is not settled goes to another member.
             max_attempts: after so many it becomes a dead letter; None tries for ever.
             auto_ack: a message is acked when the next one is asked for.

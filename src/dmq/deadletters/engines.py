@@ -106,7 +106,7 @@ def _postgresql(url: URL) -> Engine:
 
 
 def insert_new(kind: str) -> Insert:
-    """Insert a letter unless it is there already; then it stays as it is, with its state.
+    """Insert a letter unless it exists already; then it stays as it is, with its state.
 
     Parameters:
         kind: the dialect's name.

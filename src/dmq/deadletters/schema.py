@@ -141,7 +141,7 @@ def _make(engine: Engine) -> int:
 
 
 def _is_there(error: DatabaseError) -> bool:
-    """Whether something could not be made because it is there already."""
+    """Whether something could not be made because it exists already."""
     cause = error.orig
     code = cause.args[0] if cause is not None and cause.args else None
     state = getattr(cause, "sqlstate", None)

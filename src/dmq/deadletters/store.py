@@ -129,7 +129,7 @@ class DeadLetterStore:
     # --- putting ----------------------------------------------------------------------------------------------------
 
     def put(self, letters: Sequence[DeadLetter]) -> list[Refused]:
-        """Keep letters; those that are there already stay as they are.
+        """Keep letters; those that exist already stay as they are.
 
         Returns:
             What the database refused for good.

@@ -27,7 +27,7 @@ def parse_address(text: str, default_port: int | None = None) -> ServerAddress:
         default_port: of an address that names none; None if it must.
 
     Raises:
-        InvalidSettings: it is none.
+        InvalidSettings: it is not one.
     """
     text = text.strip()
     host, colon, port = (text, "", "") if text.endswith("]") else text.rpartition(":")
@@ -36,7 +36,7 @@ def parse_address(text: str, default_port: int | None = None) -> ServerAddress:
     is_bare = not host.startswith("[")
     host = host.removeprefix("[").removesuffix("]")
     if not host or (is_bare and ":" in host) or not port.isdecimal() or not 1 <= int(port) <= 65_535:
-        raise InvalidSettings(f"{text!r} is no address: write host:port, or [host]:port for IPv6", address=text)
+        raise InvalidSettings(f"{text!r} is not an address: write host:port, or [host]:port for IPv6", address=text)
     return ServerAddress(host, int(port))
 
 

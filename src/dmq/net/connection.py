@@ -38,7 +38,7 @@ class Peer(Protocol):
     def received(self, connection: Connection, frame: Frame) -> None: ...
 
     def refused(self, connection: Connection, error: DMQError) -> None:
-        """What came is no frame, or a damaged one: the connection ends."""
+        """What came is not a frame, or a damaged one: the connection ends."""
         ...
 
     def writable(self, connection: Connection) -> None:
@@ -77,6 +77,8 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_bytes = 0
         self._unserved: deque[Frame] = deque()
         self.parser = FrameParser(clock=clock, chunks=chunks)
+        # asyncio asks the parser itself where to read to
+        self.get_buffer: Callable[[int], memoryview] = self.parser.get_buffer  # type: ignore[assignment]
         self.is_writable = True
         self.is_stalled = False  # nothing is read before the peer has taken its answers
         self.is_open = False
@@ -106,9 +108,6 @@ class Connection(asyncio.BufferedProtocol):
         self.is_open = True
         self._track(self, True)
         self._peer.connected(self)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self.parser.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
         self.heard += 1
@@ -255,7 +254,7 @@ class Connection(asyncio.BufferedProtocol):
     def refuse(self, error: DMQError) -> None:
         """Say why, then hang up."""
         log.warning(
-            "connection refused" if self.session is None else "connection closed: it sent what is no frame",
+            "connection refused" if self.session is None else "connection closed: it sent what is not a frame",
             once_for=self.address[0],
             reason=error.message,
             address=self.whence,
@@ -288,29 +287,28 @@ class WriteCoalescer:
     """Joins what is sent in one turn of the event loop into one write for each connection; one for all of a server.
 
     What always holds: what is sent while it is held goes out when it is released, and costs no turn of its own.
+
+    Attributes:
+        is_held: set while much is about to be sent; `release` follows in the same turn.
     """
 
-    __slots__ = ("_is_held", "_is_planned", "_waiting")
+    __slots__ = ("_is_planned", "_waiting", "is_held")
 
     def __init__(self) -> None:
         self._waiting: list[Sending] = []
         self._is_planned = False
-        self._is_held = False
+        self.is_held = False
 
     def add(self, connection: Sending) -> None:
         """The connection is flushed at the end of this turn."""
         self._waiting.append(connection)
-        if not (self._is_planned or self._is_held):
+        if not (self._is_planned or self.is_held):
             self._is_planned = True
             asyncio.get_running_loop().call_soon(self._flush_planned)
 
-    def hold(self) -> None:
-        """Much is about to be sent; `release` follows in the same turn."""
-        self._is_held = True
-
     def release(self) -> None:
         """Send what has gathered."""
-        self._is_held = False
+        self.is_held = False
         self._flush()
 
     def _flush_planned(self) -> None:

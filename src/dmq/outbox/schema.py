@@ -84,7 +84,7 @@ def tables(
         schema: the database schema they are in, if not the connection's own.
 
     Raises:
-        InvalidSettings: `names` has a word that is no table of ours.
+        InvalidSettings: `names` has a word that is not a table of ours.
     """
     unknown = sorted(set(names or ()) - set(_MAKERS))
     if unknown:
@@ -236,7 +236,7 @@ def create_tables(engine: Engine, tables: OutboxTables) -> None:
 
 
 def _is_there(error: DatabaseError) -> bool:
-    """Whether something could not be made because it is there already."""
+    """Whether something could not be made because it exists already."""
     cause = error.orig
     code = cause.args[0] if cause is not None and cause.args else None
     state = getattr(cause, "sqlstate", None)

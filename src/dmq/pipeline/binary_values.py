@@ -1,4 +1,4 @@
-"""Keys and header values that are no text, and headers that occur twice: how Spark's sink and source carry them. Pure.
+"""Keys and header values that are not text, and headers that occur twice: how Spark's sink and source carry them. Pure.
 
 Keys and properties of a message are texts, each property once. What Spark has beyond that travels as text: a key of
 other bytes as `base64:` and its base64, with the property `dmq.key`; headers as the property `dmq.headers`, which has
@@ -37,7 +37,7 @@ def as_key(raw: bytes) -> tuple[str, bool]:
 
 
 def binary_key(text: bytes) -> bytes:
-    """The key of a message that has the mark; the text itself if it is none of the sink's."""
+    """The key of a message that has the mark; the text itself if it is not one of the sink's."""
     try:
         return base64.b64decode(text.removeprefix(KEY_PREFIX), validate=True)
     except binascii.Error:

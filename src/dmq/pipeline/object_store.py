@@ -54,7 +54,7 @@ def normal_uri(uri: str) -> str:
     """The address as this package spells it: an absolute path, or a scheme of the table above.
 
     Raises:
-        InvalidSettings: it is none, or no store of this kind is known.
+        InvalidSettings: it is not one, or no store of this kind is known.
     """
     if not uri.strip():
         raise InvalidSettings("where is the archive? give the folder or the address of its tables")
@@ -64,7 +64,7 @@ def normal_uri(uri: str) -> str:
     scheme = _SCHEMES.get(parts.scheme.lower())
     if scheme is None:
         raise InvalidSettings(
-            f"no archive can lie at {uri}: {parts.scheme!r} is no store that is known here; give a folder, or an "
+            f"no archive can lie at {uri}: {parts.scheme!r} is not a store that is known here; give a folder, or an "
             "address that begins with s3://, gs://, abfss://, hdfs:// or file://"
         )
     if scheme == "file":

@@ -97,7 +97,7 @@ def seconds_option(name: str, given: Mapping[str, str], default: float) -> float
     """An option that is a time: seconds as a number, or with a unit, as in `500ms`, `30s` or `15m`.
 
     Raises:
-        InvalidSettings: it is none, or not above 0.
+        InvalidSettings: it is not one, or not above 0.
     """
     value = given.get(name.lower())
     if value is None:
@@ -131,7 +131,7 @@ def _count_option(name: str, given: Mapping[str, str], default: int) -> int:
     """An option that is a whole number from 0 on.
 
     Raises:
-        InvalidSettings: it is none.
+        InvalidSettings: it is not one.
     """
     text = given.get(name.lower(), str(default)).strip()
     if not (text.isascii() and text.isdigit()) or int(text) > _COUNT_MAX:

@@ -257,7 +257,7 @@ class LimitPolicy(IntEnum):
 
 
 class LimitInfo(Header, frozen=True):
-    """A limit of a topic or of a producing app; the other name is empty. None is no limit."""
+    """A limit of a topic or of a producing app; the other name is empty. None means no limit."""
 
     topic: OptionalName = ""
     app: OptionalName = ""

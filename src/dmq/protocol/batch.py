@@ -252,4 +252,4 @@ def _bad_keys() -> InvalidRequest:
 
 
 def _bad_dues() -> InvalidRequest:
-    return InvalidRequest(f"a message of the batch is due later than {DUE_MAX_MS} ms since 1970, which is no time")
+    return InvalidRequest(f"a message of the batch is due later than {DUE_MAX_MS} ms since 1970, which is not a time")

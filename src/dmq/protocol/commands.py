@@ -57,7 +57,7 @@ class Command(IntEnum):
     up for experiments.
     """
 
-    NONE = 0x0000  # only in a response to bytes that were no frame, with correlation 0; then the connection ends
+    NONE = 0x0000  # only in a response to bytes that were not a frame, with correlation 0; then the connection ends
 
     # the session
     HELLO = 0x0001
@@ -293,7 +293,7 @@ def request_head(command: int, header: Header, correlation: int, body_bytes: int
 
     Raises:
         ValueError: it is too large for any frame.
-        InvalidRequest: a number in the header is too large for MessagePack, or a text is no Unicode.
+        InvalidRequest: a number in the header is too large for MessagePack, or a text is not Unicode.
     """
     try:
         raw = encode_header(header)

@@ -88,7 +88,7 @@ class Pull(Header, frozen=True):
     version: U32 = 0  # of the filter
     flags: Bits = 0  # SubscribeFlag
     start_from: Point = Point()  # where a new group begins
-    parallel: U32 = 0  # messages of one queue that may be out at once; 0 is no limit
+    parallel: U32 = 0  # messages of one queue that may be out at once; 0 means no limit
     max_attempts: U32 = 0  # 0 is for ever
     # With the first pull over a connection: the leases that the member holds. Its others go back untried: their answer
     # or their ack was lost with the connection before. None leaves them alone.

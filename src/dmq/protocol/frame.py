@@ -168,7 +168,7 @@ def frame_head(
     correlation: int = 0,
     flags: int = 0,
 ) -> bytes:
-    """A frame that is no error, up to its body: write it, then exactly `body_bytes` bytes of body.
+    """A frame that is not an error, up to its body: write it, then exactly `body_bytes` bytes of body.
 
     Raises:
         ValueError: the header or the whole is over what any frame may have. What the peer allows, the caller knows.
@@ -338,7 +338,9 @@ class FrameParser:
     @frame_bytes_max.setter
     def frame_bytes_max(self, value: int) -> None:
         if not HEAD_BYTES <= value <= FRAME_BYTES_CEILING:
-            raise ValueError(f"a frame takes {HEAD_BYTES} to {FRAME_BYTES_CEILING} bytes, {value} is no limit for it")
+            raise ValueError(
+                f"a frame takes {HEAD_BYTES} to {FRAME_BYTES_CEILING} bytes, so {value} cannot be its limit"
+            )
         self._frame_bytes_max = value
 
     @property
@@ -387,7 +389,7 @@ class FrameParser:
         """The frames that are complete now that so many bytes were written into the last `get_buffer`.
 
         Raises:
-            ProtocolError: the bytes are no frame; see `error`.
+            ProtocolError: the bytes are not a frame; see `error`.
             FrameCorrupt: a frame was damaged on its way; see `error`.
         """
         buffer = self._buffer
@@ -399,7 +401,7 @@ class FrameParser:
         """The frames that are complete with these bytes, which must not change afterwards: bodies may be views of them.
 
         Raises:
-            ProtocolError: the bytes are no frame; see `error`.
+            ProtocolError: the bytes are not a frame; see `error`.
             FrameCorrupt: a frame was damaged on its way; see `error`.
         """
         if self.error is not None:
@@ -544,7 +546,7 @@ class FrameParser:
         self._has_views = self._is_own = False
 
     def _refusal(self, rest: memoryview) -> ProtocolError | FrameCorrupt:
-        """What to say about bytes that are no frame we take; at least the length is here."""
+        """What to say about bytes that are not a frame we take; at least the length is here."""
         error = self._complaint(rest)
         return _corrupt(error.message) if self.is_checked else error
 

@@ -55,7 +55,7 @@ class KeyInfo(Header, frozen=True):
 
 
 class KeyReply(Header, frozen=True):
-    """The key, if it is there."""
+    """The key, if it exists."""
 
     found: KeyInfo | None = None
 

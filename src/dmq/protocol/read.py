@@ -194,7 +194,7 @@ class Fetch(Header, frozen=True):
     journal_offset: Amount
     max_bytes: U32 = 0  # 0 is the broker's default; one unit always comes, however large
     wait_ms: U32 = 0  # for something to become visible
-    end: Amount = 0  # only what starts before it is wanted; 0 is no end
+    end: Amount = 0  # only what starts before it is wanted; 0 means no end
     topic_ids: Annotated[list[U32], Meta(max_length=TOPICS_MAX)] = []  # only what concerns these; none is everything
     is_checked: bool = False  # look for damage first, up to `end`, and mend it from another member before the answer
 

@@ -174,7 +174,7 @@ def text_entry(kind: int, name: str, text: str) -> bytes:
     """One entry that holds a text.
 
     Raises:
-        InvalidMessage: it is no text, cannot be UTF-8, or is too long.
+        InvalidMessage: it is not text, cannot be UTF-8, or is too long.
     """
     return entry(kind, utf8(name, text))
 
@@ -188,7 +188,7 @@ def property_entries(properties: Mapping[str, str]) -> bytes:
     """The entries of user properties, in the mapping's order.
 
     Raises:
-        InvalidMessage: a key or value is no text, or too short or long, or they are too long together.
+        InvalidMessage: a key or value is not text, or too short or long, or they are too long together.
     """
     if not isinstance(properties, Mapping):
         raise InvalidMessage(f"properties map names to texts, as in {{'k': 'v'}}, not {properties!r:.80}")
@@ -220,7 +220,7 @@ def utf8(name: str, text: Any) -> bytes:
     """The text as UTF-8.
 
     Raises:
-        InvalidMessage: it is no text, or one that has no UTF-8 form (a lone surrogate).
+        InvalidMessage: it is not text, or one that has no UTF-8 form (a lone surrogate).
     """
     if not isinstance(text, str):
         raise InvalidMessage(f"{name} must be text, not {type(text).__name__}")

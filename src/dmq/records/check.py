@@ -532,7 +532,7 @@ def _are_alike(buffer: Buffer, starts: Positions, ends: Positions, rules: BatchR
 
 
 def _any_name_bad(buffer: Buffer, parts: Parts, named: bytes) -> bool:
-    """Whether a record names another topic than this, or an app that is no text."""
+    """Whether a record names another topic than this, or an app that is not text."""
     # The records of a batch are of one app: its name is looked at once, and all others compared with it.
     app_at = int(parts.app_at[0])
     names = named + bytes(buffer[app_at : int(parts.business_at[0])])
@@ -553,7 +553,7 @@ def _are_all(buffer: Buffer, starts: Positions, expected: bytes) -> bool:
 
 
 def _any_text_bad(buffer: Buffer, starts: Positions, ends: Positions) -> bool:
-    """Whether one of the names between these places, the first byte being its size, is no text."""
+    """Whether one of the names between these places, the first byte being its size, is not text."""
     sizes = ends - starts
     widest = int(sizes.max()) - 1
     if not widest:
@@ -632,7 +632,7 @@ class _AttributeTable:
         self.closely: npt.NDArray[np.bool_] = sizes > _WINDOW_MAX
         self._seen: npt.NDArray[np.uint64] = np.zeros(len(starts), np.uint64)
         self._properties: list[npt.NDArray[np.uint64]] = []
-        # What is no text is blanked in the windows: what then remains above 0x7F is text, and not ASCII.
+        # What is not text is blanked in the windows: what then remains above 0x7F is text, and not ASCII.
         self._windows: npt.NDArray[np.uint8] | None = None
         self._shift: Positions = starts
         width = min(int(sizes.max()), _WINDOW_MAX)
@@ -704,7 +704,7 @@ class _AttributeTable:
         return True
 
     def _blank(self, rows: Positions, value_at: Positions, shape: int) -> None:
-        """Take what is no text out of the windows: the heads of entries, the sizes of keys, and numbers."""
+        """Take what is not text out of the windows: the heads of entries, the sizes of keys, and numbers."""
         assert self._windows is not None
         flat = self._windows.reshape(-1)
         places = value_at + self._shift[rows]

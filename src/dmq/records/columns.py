@@ -153,7 +153,7 @@ def decode_columns(
         lengths: how long each is.
 
     Raises:
-        RecordCorrupt: one of them is no record of that length within the buffer.
+        RecordCorrupt: one of them is not a record of that length within the buffer.
     """
     count = len(starts)
     if len(lengths) != count:

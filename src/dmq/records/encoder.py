@@ -677,5 +677,5 @@ def _kinds(messages: Sequence[Message]) -> set[tuple[Any, ...]]:
         kinds = {*map(_BESIDE, messages)}
     except TypeError:  # properties
         return set()
-    # Of equal numbers only one is in the set, and some of them are no priorities.
+    # Of equal numbers only one is in the set, and some of them are not priorities.
     return kinds if all(type(kind[3]) is int for kind in kinds) else set()

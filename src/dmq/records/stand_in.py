@@ -104,7 +104,7 @@ def _expands(body: bytes, entries: dict[tuple[int, bytes], bytes]) -> bool:
 
 
 def _as_text(name: bytes) -> bytes:
-    """A name that is text; what of it is none is replaced."""
+    """A name that is text; what of it is not text is replaced."""
     text = name if is_text(name) else name.decode("utf-8", "replace").encode()
     return (
         text if len(text) <= layout.NAME_BYTES_MAX else text[: layout.NAME_BYTES_MAX].decode("utf-8", "ignore").encode()

@@ -1,6 +1,6 @@
 """Reading one record: a lazy view over the bytes it stands in.
 
-What always holds: a view reads only within its record, whatever the bytes say; bytes that are no record raise
+What always holds: a view reads only within its record, whatever the bytes say; bytes that are not a record raise
 `RecordCorrupt` and nothing else. Creating a view costs one unpack; names, attributes and body are decoded when asked
 for. A view keeps its buffer alive, and sees what is later written to it (a stamp, for example) only if made afterwards.
 """
@@ -39,7 +39,7 @@ class RecordView:
         end: where the readable part of the buffer ends; its end if not given.
 
     Raises:
-        RecordCorrupt: the record does not fit between `start` and `end`, or is no record by its magic.
+        RecordCorrupt: the record does not fit between `start` and `end`, or is not a record by its magic.
     """
 
     __slots__ = ("_attributes", "_body", "_fixed", "_names", "_parts", "buffer", "start")
@@ -290,7 +290,7 @@ class RecordView:
         """Check that the body of a record whose body stands in a block is a pointer.
 
         Raises:
-            RecordCorrupt: it is none.
+            RecordCorrupt: it is not one.
         """
         if self.parts()[4] != POINTER_BYTES or self.compressed:
             raise RecordCorrupt(f"the record at byte {self.start} has its body in a block, and does not say where")

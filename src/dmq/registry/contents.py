@@ -187,7 +187,7 @@ class ConsumerContent(Content, frozen=True, kw_only=True):
 
 
 class LimitContent(Content, frozen=True, kw_only=True):
-    """`/dmq/limit/<app>`: what an app may send a second; 0 is no limit."""
+    """`/dmq/limit/<app>`: what an app may send a second; 0 means no limit."""
 
     messages: Count = 0
     bytes: Count = 0

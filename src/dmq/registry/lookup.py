@@ -1,4 +1,4 @@
-"""A lookup in a registry for a program that is no member: where the brokers are. Blocking.
+"""A lookup in a registry for a program that is not a member: where the brokers are. Blocking.
 
 What always holds: the session of the lookup ends with it, and its event loop is its own, so that any thread may call.
 """

@@ -211,7 +211,7 @@ def check_path(path: str) -> str:
     parts = path.split("/")
     if parts[0] or len(parts) < 2 or any(part in ("", ".", "..") or not part.isprintable() for part in parts[1:]):
         raise InvalidName(
-            f"{path!r} is no path of a registry: write /part/part, with parts that are printable and none of them "
+            f"{path!r} is not a path of a registry: write /part/part, with parts that are printable and none of them "
             "empty, '.' or '..'",
             path=path,
         )
@@ -255,7 +255,7 @@ def parent_of(path: str) -> str:
 
 _SENTENCES: Final = {
     Reason.ABSENT: "is not there: read again what is there, and decide anew",
-    Reason.EXISTS: "is there already: read it, and decide anew",
+    Reason.EXISTS: "exists already: read it, and decide anew",
     Reason.VERSION: "has another version, somebody else wrote it: read it, and decide anew",
     Reason.CHILDREN: "has entries below it: delete those first",
     Reason.EPHEMERAL: "is ephemeral and takes no entries below it: choose another place",

@@ -151,7 +151,7 @@ class Follower:
         if len(rest) >= HEADER_BYTES:
             header = read_header(rest)
             if header is None or header.start != replica.end:
-                raise ProtocolError(f"what the leader sent is no unit that begins at {replica.end}")
+                raise ProtocolError(f"what the leader sent is not a unit that begins at {replica.end}")
         self._partial = bytearray(rest)
 
     @property

@@ -213,6 +213,10 @@ class InSyncSet:
         target = next((end for at, end in reversed(self._ends) if at <= since), 0)
         return self.flushed_of(replica) < target
 
+    def keeping_up(self, followers: Iterable[int], now: float) -> list[int]:
+        """Which of those that are connected confirm, and lag behind no more than they may."""
+        return [replica for replica in followers if not self.lags(replica, now)]
+
     def is_silent(self, replica: int, now: float, *, times: int = 1) -> bool:
         """Whether a member has confirmed nothing for so many lags."""
         progress = self._progress.get(replica)

@@ -700,6 +700,7 @@ class Member:
             is_full=self._is_full and self.role is Role.WAITING if term is None else term.store.space.is_refusing,
             silent_ms=0 if term is not None else round(promise.silent_seconds(now) * 1000),
             stalled_ms=0 if term is None else round(term.in_sync.seconds_uncommitted(now) * 1000),
+            keeping_up=[] if term is None else term.in_sync.keeping_up(term.followers, now),
         )
 
     async def state(self) -> MemberState:

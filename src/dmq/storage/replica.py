@@ -33,10 +33,9 @@ from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, Files
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import FOLDER as JOURNAL_FOLDER
-from dmq.storage.journal.journal import SegmentRead, list_segments
+from dmq.storage.journal.journal import FlushTicket, SegmentRead, list_segments
 from dmq.storage.journal.scanner import Scanner, units_at
 from dmq.storage.journal.unit import HEADER_BYTES, SNAPSHOT, Header, Unit, is_intact, parse_unit, read_header
-from dmq.storage.journal.unit_writer import FlushTicket
 from dmq.storage.state.derived import Derived
 from dmq.storage.state.state import EpochTable
 from dmq.storage.upkeep.checkpointer import CheckpointPlan
@@ -58,6 +57,10 @@ __all__ = ["LastUnit", "Replica", "join"]
 log = EventLog(__name__)
 
 _KEPT_BYTES_MAX: Final = 16 << 20  # of units that are not applied; what is beyond that is read back
+# A checkpoint flushes half a dozen files, and what is written meanwhile waits for the disk. One that fetches a long
+# journal takes fewer: its next start reads so much more.
+_FAR_TIMES: Final = 8
+_FAR_UNITS_MAX: Final = 400_000  # whose index is in memory then
 
 
 class LastUnit(NamedTuple):
@@ -510,18 +513,23 @@ class Replica:
 
     # --- upkeep -----------------------------------------------------------------------------------------------------
 
-    @property
-    def checkpoint_due(self) -> bool:
-        """Whether enough was applied since the last checkpoint, or it keeps segments that the leader has dropped."""
+    def is_checkpoint_due(self, *, is_far_behind: bool = False) -> bool:
+        """Whether enough was applied since the last checkpoint, or it keeps segments that the leader has dropped.
+
+        Parameters:
+            is_far_behind: much is still to come of what is committed; checkpoints are rarer then.
+        """
         if self._is_blank:
             return False
         if self._is_checkpoint_wanted:
             return True
         in_force = self._checkpointer.in_force
         since = self.journal.start if in_force is None else in_force.offset
+        derived = self.derived
         return (
-            self.derived.applied - since >= self.settings.checkpoint_bytes
-            or self.derived.queues.buffered >= self.settings.checkpoint_records
+            derived.applied - since >= self.settings.checkpoint_bytes * (_FAR_TIMES if is_far_behind else 1)
+            or derived.queues.buffered >= self.settings.checkpoint_records
+            or derived.lookup.units_buffered >= _FAR_UNITS_MAX
         )
 
     def begin_checkpoint(self) -> CheckpointPlan | None:

@@ -28,11 +28,11 @@ from dmq.storage.disk_space import DiskSpace
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, Files, is_refusal
 from dmq.storage.index.block_file import DerivedDamaged
-from dmq.storage.journal.journal import SegmentRead
+from dmq.storage.journal.journal import FlushTicket, SegmentRead
 from dmq.storage.journal.scanner import Scanner, UnitsRead, units_at
 from dmq.storage.journal.unit import HEADER_BYTES, Unit, read_header
 from dmq.storage.journal.unit_draft import Batch, Placement
-from dmq.storage.journal.unit_writer import Beginning, FlushTicket, Lone, Writer
+from dmq.storage.journal.unit_writer import Beginning, Lone, Writer
 from dmq.storage.queries import Queries
 from dmq.storage.read.read_failures import ReadFailures
 from dmq.storage.read.reader import Reader
@@ -274,7 +274,7 @@ class MessageStore:
         if not 1 <= config.queues <= QUEUES_MAX:
             raise InvalidSettings(f"a topic has 1 to {QUEUES_MAX} queues, not {config.queues}", topic=name)
         if name in self._derived.state.topics:
-            raise TopicExists(f"topic {name!r} is already there: choose another name or update it", topic=name)
+            raise TopicExists(f"topic {name!r} already exists: choose another name or update it", topic=name)
         # One that was given out may be on its way to the disk, or never get there; no other topic gets its number.
         self._topic_id = max(self._topic_id + 1, self._derived.state.next_topic_id)
         return TopicPut(self._topic_id, name, config)
@@ -369,7 +369,7 @@ class MessageStore:
         """What to flush to make everything written so far durable; `run` it, then call `finish_flush`."""
         if self._closed:
             self._check_open()  # the journal says whether it has failed
-        return self._writer.begin_flush()
+        return FlushTicket(self._journal)
 
     def finish_flush(self, ticket: FlushTicket, error: StorageError | None = None) -> None:
         """The flush is done, or has failed; then this raises StoreFailed."""
@@ -538,7 +538,7 @@ class MessageStore:
         self._checkpointed_at = self._clock.monotonic()
         writer = self._writer
         plan = self._checkpointer.begin(
-            self._derived, self._journal.start, writer.epoch, writer.stored_at_ms, flush=writer.begin_flush()
+            self._derived, self._journal.start, writer.epoch, writer.stored_at_ms, flush=FlushTicket(self._journal)
         )
         self._pool.hold()
         self._plan = plan

@@ -1,7 +1,7 @@
 """A service of examples/bookshop that dies at a chosen place: `service_process.py POINT COUNT FILE ARGUMENT…`.
 
 The service's own file is run as it is; only the outbox's methods at the chosen place are wrapped, so that the process
-gets kill -9 when it comes there for the COUNT-th time. `deaf` is no end: there the consumer has no confirm service.
+gets kill -9 when it comes there for the COUNT-th time. `deaf` is not an end: there the consumer has no confirm service.
 
     commit     between the commit of an order and its send        mark     between a send and the mark in the table
     result     a result has come, and is not written down         written  it is written down, and not acked

@@ -150,7 +150,7 @@ class Ledger:
             last[queue, stream] = number
 
     def _check_attempts(self) -> None:
-        """A restart, a cut or a stop of the broker is no attempt: only what was nacked comes with a higher one."""
+        """A restart, a cut or a stop of the broker is not an attempt: only what was nacked comes with a higher one."""
         for group, all_seen in self.seen.items():
             for seen in all_seen:
                 most = 1 + (self.nacked[seen.name] if group == "picky" else 0)

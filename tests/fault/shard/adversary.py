@@ -259,7 +259,7 @@ class Adversary:
         process = self._any()
         if process.registry is not None:
             self._note(f"the session of {process} expires")
-            self._cluster.registry.expire(process.registry.session)
+            process.registry.lose_session()
 
     # --- disks and clocks -------------------------------------------------------------------------------------------
 

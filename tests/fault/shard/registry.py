@@ -128,6 +128,12 @@ class SimulatedRegistry:
             self.is_over = True
             self._registry.forget(self)  # type: ignore[arg-type]
 
+    def lose_session(self) -> None:
+        """The registry ends the session before its time. Until `deadline` a session lives, so that ends with it,
+        however much of what the registry says is lost."""
+        self._registry.expire(self.session)
+        self._tenure.end()
+
     def close_session(self) -> None:
         """As the watchdog does it, from its own thread."""
         if not self._line.loses_requests:

@@ -235,6 +235,32 @@ def test_the_registry_answers_late_or_never_and_keeps_its_contract() -> None:
     pair.close()
 
 
+def test_a_session_that_ends_before_its_time_takes_the_deadline_with_it() -> None:
+    pair = Pair()
+    clock = MachineClock(pair.schedule.time, random.Random(3))
+    registry, line = MemoryRegistry(clock), Line()
+    client = SimulatedRegistry(registry, line, schedule=pair.schedule, loop=pair.loops[0], clock=clock)
+    log: list[Any] = []
+
+    async def use() -> None:
+        await client.write([Create("/a", b"0", ephemeral=True)])
+        line.loses_answers = True
+        client.lose_session()
+        log.append(client.deadline > clock.boottime())
+        await asyncio.sleep(10)
+        line.mend()
+        await asyncio.sleep(2)
+        log.append(await client.read("/a"))
+        await client.write([Create("/a", b"1", ephemeral=True)])
+        log.append(client.deadline > clock.boottime())
+
+    task = pair.loops[0].create_task(use())
+    pair.run(20)
+    task.result()
+    assert log == [False, None, True], "until its deadline a session lives; another one begins once it is heard again"
+    pair.close()
+
+
 def test_the_checker_tells_what_is_wrong() -> None:
     checker = Checker(lambda offset: 2, 2)
     checker.served("a", 1, is_excepted=False)

@@ -244,7 +244,7 @@ def test_a_start_that_fails_leaves_everything_to_the_next_one(kind: Kind) -> Non
 
 
 def test_a_full_disk_refuses_and_works_on_when_space_returns() -> None:
-    """J-03: ENOSPC is no reason to stop: the same store takes messages again once there is room."""
+    """J-03: ENOSPC is not a reason to stop: the same store takes messages again once there is room."""
     run = new_run(SEED)
     rig = run.rig
     run.send(10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 
+import msgspec
 import pytest
 
 from dmq.errors import Diverged, InvalidSettings, RecordCorrupt, StoreFailed
@@ -245,9 +246,9 @@ def test_a_journal_begun_anew_has_no_checkpoint_before_something_is_committed(ri
         rig.store.checkpoint()
     number, replica = follower_of(rig)
     replica.start_over(rig.leading_journal.start)
-    assert not replica.checkpoint_due
+    assert not replica.is_checkpoint_due()
     replica.take(rig.store.journal_bytes(replica.end, 1 << 20))
-    assert not replica.checkpoint_due
+    assert not replica.is_checkpoint_due()
     replica.checkpoint()
     replica.close()
     rig.replicas[number] = Replica(rig.files[number], SMALL, rig.clock)
@@ -311,14 +312,34 @@ def test_a_follower_takes_a_checkpoint_if_that_alone_keeps_what_the_leader_has_d
         rig.commit()
     rig.settle_down()
     kept = replica.journal.segments[-1].start
-    was_due = replica.checkpoint_due
+    was_due = replica.is_checkpoint_due()
     replica.drop_before(kept)
-    assert (was_due, replica.checkpoint_due) == (False, True)
+    assert (was_due, replica.is_checkpoint_due()) == (False, True)
     assert replica.start < kept
     replica.checkpoint()
     assert replica.drop_before(kept)
     assert replica.start == kept
-    assert not replica.checkpoint_due
+    assert not replica.is_checkpoint_due()
+
+
+def test_a_follower_that_is_far_behind_takes_fewer_checkpoints(rig: ShardRig) -> None:
+    assert rig.store is not None
+    _, replica = follower_of(rig)
+    rig.settle_down()
+    replica.checkpoint()
+    replica.settings = msgspec.structs.replace(SMALL, checkpoint_bytes=16 << 10)
+    began, due = replica.applied, []
+    while not due or not due[-1][1]:
+        rig.append(20)
+        rig.replicate_all()
+        rig.commit()
+        replica.commit(rig.committed)
+        due.append((replica.is_checkpoint_due(), replica.is_checkpoint_due(is_far_behind=True)))
+        assert replica.applied - began <= 8 * replica.settings.checkpoint_bytes + SMALL.unit_bytes_max
+    assert (False, False) in due
+    assert (True, False) in due
+    replica.checkpoint()
+    assert not replica.is_checkpoint_due(is_far_behind=True)
 
 
 def test_each_start_is_another_life(rig: ShardRig) -> None:

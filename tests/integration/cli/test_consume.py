@@ -134,6 +134,28 @@ def test_a_signal_ends_it_though_nobody_reads_what_it_prints(broker: BrokerProce
     assert lag(broker, "unread", "g") == (1, 0)
 
 
+@pytest.mark.parametrize(
+    "command", [["tail", "--from", "earliest"], ["consume", "--follow", "--group", "heads"]], ids=" ".join
+)
+def test_it_ends_without_a_word_when_its_reader_is_gone_though_no_message_comes(
+    broker: BrokerProcess, command: list[str]
+) -> None:
+    with client_side.connect(broker.url) as client:
+        client.admin.create_topic("heads", allow_existing=True)
+        client.producer().send("heads", b"one")
+    words = [sys.executable, "-m", "dmq.cli", command[0], "heads", *command[1:], "--url", broker.url]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            assert b"one" in process.stdout.readline()
+            process.stdout.close()
+            assert process.wait(60) == 1
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+
+
 def complete(broker: BrokerProcess, words: str) -> list[str]:
     environ = {**os.environ, "_DMQ_COMPLETE": "complete_bash", "COMP_WORDS": words, "DMQ_URL": broker.url}
     environ["COMP_CWORD"] = str(len(words.split(" ")) - 1)
@@ -160,7 +182,7 @@ def test_a_topic_that_exists_otherwise_is_told_with_what_differs(broker: BrokerP
     done = dmq(broker, "topic", "create", "bills", "--queues", "3", "--if-missing")
     assert (done.code, done.err) == (
         1,
-        "dmq: topic 'bills' is already there with other settings: queues is 2, not 3, ttl is 3600 s, not none; ask for "
+        "dmq: topic 'bills' already exists with other settings: queues is 2, not 3, ttl is 3600 s, not none; ask for "
         "those it has, or update it\n",
     )
 

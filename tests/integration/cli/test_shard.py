@@ -134,7 +134,7 @@ def test_a_shard_without_a_leader_is_shown_by_any_member(served: ServedShard) ->
 def test_settings_are_changed_and_mistakes_told(served: ServedShard) -> None:
     scene = served.arrange(nodes="ab")
     done = dmq(served, "set", "s1", "--min-in-sync", "1", "--replicas", "4", "--remove", "c")
-    assert done.out.startswith("min_in_sync is 1, replicas is 4, c is no member any more\n")
+    assert done.out.startswith("min_in_sync is 1, replicas is 4, c is not a member any more\n")
     now = served.on_loop(scene.record)
     assert (now.min_in_sync, now.replicas, [*now.members], now.revision) == (1, 4, ["a", "b"], 6)
     for arguments, code, words in (

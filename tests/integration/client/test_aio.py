@@ -155,3 +155,79 @@ def test_callbacks_may_be_coroutines() -> None:
                 assert isinstance(told[0], dmq.Receipt)
 
     run(main())
+
+
+def test_ordered_sends_of_many_tasks_are_stored_in_the_order_of_the_calls(broker: RunningBroker) -> None:
+    """Before the route of the topic is known and after, through a window that is full all the time."""
+
+    async def main() -> None:
+        async with dmq.aio.connect(broker.url, app="shop") as client:
+            await client.admin.create_topic("accounts", queues=2)
+            producer = client.producer(window_bytes=1 << 16)
+
+            async def several(number: int) -> dmq.Receipt:
+                of: dict[str, Any] = {"business_id": f"u-{number % 3}", "ordered": True}
+                receipts = await producer.send_many("accounts", [dmq.Message(b"a", **of), dmq.Message(b"b", **of)])
+                assert receipts[0].offset < receipts[1].offset
+                return receipts[1]
+
+            async def one(number: int) -> dmq.Receipt:
+                of: dict[str, Any] = {"business_id": f"u-{number % 3}", "ordered": True}
+                if number % 4 == 1:
+                    return await (await producer.send_async("accounts", b"x" * 20_000, **of))
+                if number % 4 == 2:
+                    return await producer.send("accounts", dmq.Message(b"x", **of))
+                return await producer.send("accounts", b"x" * (30_000 if number % 4 else 10), **of)
+
+            tasks = []
+            for number in range(300):
+                tasks.append(asyncio.create_task((several if number % 7 == 5 else one)(number)))
+                if number % 10 == 9:
+                    await asyncio.sleep(0.0005)
+            receipts = await asyncio.gather(*tasks)
+            for customer in range(3):
+                offsets = [receipt.offset for receipt in receipts[customer::3]]
+                assert offsets == sorted(offsets)
+
+    run(main())
+
+
+def test_the_same_id_from_two_tasks_is_one_message_also_while_the_window_is_full(broker: RunningBroker) -> None:
+    async def main() -> None:
+        async with dmq.aio.connect(broker.url, app="shop") as client:
+            await client.admin.create_topic("twins", queues=1)
+            producer = client.producer(window_bytes=1 << 16)
+            await producer.send("twins", b"first")
+            large = [asyncio.create_task(producer.send("twins", b"x" * 40_000, priority=5)) for _ in range(8)]
+            await asyncio.sleep(0)
+            twins = await asyncio.gather(*(producer.send("twins", b"y" * 40_000, id="o-1") for _ in range(3)))
+            await asyncio.gather(*large)
+            assert len({receipt.id for receipt in twins}) == 1
+            assert [queue.next_offset for queue in await client.admin.offsets("twins")] == [10]
+
+    run(main())
+
+
+def test_a_task_whose_time_is_over_before_its_turn_is_told_and_holds_up_nobody(broker: RunningBroker) -> None:
+    held: list[Frame] = []
+
+    def answer(peer: Peer, frame: Frame) -> Header | None:
+        if frame.command == Command.TOPIC_DESCRIBE and not held:
+            held.append(frame)
+            return None
+        return usual(frame)
+
+    async def main() -> None:
+        with Peer(answer) as peer:
+            async with dmq.aio.connect(peer.url) as client:
+                producer = client.producer(timeout=PATIENCE_S)
+                of: dict[str, Any] = {"business_id": "u", "ordered": True}
+                first = asyncio.create_task(producer.send("t", b"1", **of))
+                second = asyncio.create_task(producer.send("t", b"2", **of, timeout=0.05))
+                third = asyncio.create_task(producer.send("t", b"3", **of))
+                with pytest.raises(dmq.TimedOut, match="nothing was sent"):
+                    await second
+                first.cancel()  # the one that waits for an answer that never comes
+                assert (await third).topic == "t"
+
+    run(main())

@@ -96,7 +96,7 @@ CASES: dict[str, Case] = {
     "a value that is a list": (
         lambda c: c.registry.put("n", "k", [1]), dmq.InvalidSettings, "encode it first",  # type: ignore[arg-type]
     ),
-    "a value that is no UTF-8": (
+    "a value that is not UTF-8": (
         lambda c: c.registry.put("n", "k", "a\ud800"), dmq.InvalidSettings, "must be UTF-8",
     ),
     "a window that is none": (lambda c: c.producer(on_full="explode"), dmq.InvalidSettings, "'block', 'raise'"),  # type: ignore[arg-type]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dmq.testing.processes import free_port
 from tests.integration.cli.test_commands import dmq as run
+from tests.integration.cli.test_commands import real as in_a_process
 from tests.integration.cluster.processes import ClusterProcesses
 from tests.patience import eventually
 
@@ -63,3 +67,19 @@ def test_a_warning_about_the_shard_that_is_asked_is_not_contradicted(cluster: Cl
         assert "cluster" not in findings(cluster)
     finally:
         assert run("shard", "set", "s1", "--replicas", "1", "--url", cluster.url).code == 0
+
+
+def test_an_export_that_cannot_be_written_says_so_and_leaves_nothing(cluster: ClusterProcesses, tmp_path: Path) -> None:
+    done = run("cluster", "export", str(tmp_path / "nowhere" / "registry.json"), "--url", cluster.url)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith("cannot be written: No such file or directory; what was there is as it was\n")
+    (tmp_path / "there").mkdir()
+    done = run("cluster", "export", str(tmp_path / "there"), "--url", cluster.url)
+    assert (done.code, done.out) == (2, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_a_registry_that_does_not_answer_is_told_in_one_sentence() -> None:
+    done = in_a_process("cluster", "show", "--registry", f"dmq://127.0.0.1:{free_port()}")
+    assert done.code == 3
+    assert re.fullmatch(r"dmq: no name server answers at 127\.0\.0\.1:\d+ .*: check that it runs, .*\n", done.err)

@@ -231,7 +231,7 @@ def test_consuming_goes_on_over_a_restart_of_the_broker(broker: TestBroker, clie
             broker.restart()
         eventually(lambda: len({body for body, _ in seen}) == 400)
         eventually(lambda: lag(client) == 0)
-    assert {attempt for _, attempt in seen} == {1}, "a restart is no failure"
+    assert {attempt for _, attempt in seen} == {1}, "a restart is not a failure"
     assert len(seen) == len({body for body, _ in seen}), "what was done before is not done again"
 
 

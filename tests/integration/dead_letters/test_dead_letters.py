@@ -70,9 +70,9 @@ def test_dead_letters_are_found_by_topic_group_reason_and_time(client: Client) -
     assert client.admin.dead_letters(until=began) == []
     assert len(client.admin.dead_letters(limit=2)) == 2
     assert [letter.body for letter in client.admin.dead_letters(limit=1, bodies=False)] == [b""]
-    with pytest.raises(dmq.InvalidRequest, match="'BAD' is no reason of a dead letter: there are RETRIES_EXHAUSTED"):
+    with pytest.raises(dmq.InvalidRequest, match="'BAD' is not a reason of a dead letter: there are RETRIES_EXHAUSTED"):
         client.admin.dead_letters(reason="bad")
-    with pytest.raises(dmq.InvalidRequest, match="'gone' is no state"):
+    with pytest.raises(dmq.InvalidRequest, match="'gone' is not a state"):
         client.admin.dead_letters(state="gone")
 
 

@@ -42,10 +42,10 @@ def in_key(value: bytes) -> Callable[[bytes], bytes]:
 
 SPOILT = {
     "the size of an attribute": lambda raw: raw.replace(b"\x01\x00\x05bad-", b"\x01\x01\x05bad-"),
-    "a key that is no text": in_key(b"\xff\xfe--"),
+    "a key that is not text": in_key(b"\xff\xfe--"),
     "a bit of the body": turned(layout.BODY_AT),
     "a bit of the key": in_key(b"cad-"),
-    "an app that is no text": lambda raw: raw.replace(b"\x04shop", b"\x04sho\xff"),
+    "an app that is not text": lambda raw: raw.replace(b"\x04shop", b"\x04sho\xff"),
 }
 
 

@@ -49,7 +49,7 @@ def test_the_highest_is_handed_out_first_and_every_tenth_pick_goes_round(ranked:
 
 
 def test_one_message_of_each_priority_comes_from_the_highest_down(ranked: Scene) -> None:
-    """A queue that was found empty is no pick."""
+    """A queue that was found empty is not a pick."""
     for priority in range(10):
         ranked.send(priority, priority=priority)
     consumer = ranked.consumer()

@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-from dmq.client.producer.lane_sender import LaneSender
+from dmq.client.producer.numbered_sender import LaneSender
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.replay import sender
 from dmq.pipeline.replay.plan import Done, Plan, Plans, Selection

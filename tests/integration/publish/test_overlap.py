@@ -64,7 +64,7 @@ def test_a_batch_that_does_not_follow_the_last_one_is_refused_and_nothing_of_it_
     assert produce(0, None) == Status.OK
     assert produce(9, 8) == Status.OUT_OF_ORDER
     assert produce(3, 0) == Status.OK
-    assert produce(3, 77) == Status.OK, "it is there already"
+    assert produce(3, 77) == Status.OK, "it exists already"
     assert produce(9, 3) == Status.OK
     raw.sock.close()
     assert client.admin.offsets("raw")[0].next_offset == 3

@@ -131,7 +131,7 @@ def test_metadata_of_zookeeper_is_mirrored_and_a_restart_goes_on(
             await eventually(shows(database, groups, ("orders", "billing"), ("parcels", "billing")))
             await eventually(shows(database, "SELECT * FROM dmq_key_value"))
             await eventually(shows(database, "SELECT * FROM dmq_limit"))
-            assert rows(database, "SELECT * FROM dmq_node") == [], "brokers that run are no metadata"
+            assert rows(database, "SELECT * FROM dmq_node") == [], "brokers that run are not metadata"
             # What people write past us, too: nobody mentions it in /dmq/change.
             await registry.write([Put(paths.topic("parcels"), b"spoiled", None)])
             await eventually(shows(database, topics, ("orders", "s1", 4, "a")))

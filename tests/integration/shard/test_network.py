@@ -252,7 +252,7 @@ def test_dead_addresses_and_mute_ones_give_clear_errors() -> None:
         async with Pair() as pair:
             with pytest.raises(NotConnected, match="check that it runs"):
                 await pair.ours.standing(f"127.0.0.1:{free_port()}", ASKED, 5.0)
-            with pytest.raises(NotConnected, match="is no address"):
+            with pytest.raises(NotConnected, match="is not an address"):
                 await pair.ours.follow("127.0.0.1", Follow("c", "s", 1, 7, 1, end=0))
             with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and never says anything
                 address = f"127.0.0.1:{mute.getsockname()[1]}"

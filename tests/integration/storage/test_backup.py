@@ -129,7 +129,7 @@ def test_a_backup_that_is_killed_leaves_nothing_that_looks_complete(tmp_path: Pa
         process.send_signal(signal.SIGKILL)
     assert backups(tmp_path / "backups") == []
     (left,) = os.listdir(tmp_path / "backups")
-    with pytest.raises(WrongFormat, match="no complete backup"):
+    with pytest.raises(WrongFormat, match="not a complete backup"):
         Backup(tmp_path / "backups" / left)
     made = take(BackupSource(tmp_path / "data"), tmp_path / "backups")
     assert os.listdir(tmp_path / "backups") == [made.folder.name]
@@ -273,7 +273,7 @@ def test_the_commands(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "verified" in run("backup", "verify", made[-1])
     assert "restored to" in run("restore", made[-1], "--data", str(tmp_path / "data"))
     assert "is not empty" in run("restore", made[-1], "--data", str(tmp_path / "data"), code=1)
-    assert "no complete backup" in run("restore", target, "--data", str(tmp_path / "other"), code=1)
+    assert "not a complete backup" in run("restore", target, "--data", str(tmp_path / "other"), code=1)
     assert "say where the backup goes" in run("backup", "--data", str(data), code=2)
     assert "all good" in run("journal", "verify", str(tmp_path / "data"))
     assert prune(Path(target), 1) == [os.path.basename(made[1])]

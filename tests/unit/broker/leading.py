@@ -8,7 +8,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from dmq.broker.shard_service import ShardService
+from dmq.broker.shard_process import ShardService
 from dmq.broker.wire.commands import COMMANDS
 from dmq.broker.wire.connection import hello
 from dmq.broker.wire.dispatcher import Dispatcher

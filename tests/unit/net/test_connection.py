@@ -42,7 +42,7 @@ def test_what_is_sent_in_a_turn_goes_out_at_its_end() -> None:
 def test_what_is_sent_while_it_is_held_goes_out_when_it_is_released() -> None:
     async def run() -> None:
         outbox, one = WriteCoalescer(), Line()
-        outbox.hold()
+        outbox.is_held = True
         outbox.add(one)
         await asyncio.sleep(0)
         assert one.flushes == 0

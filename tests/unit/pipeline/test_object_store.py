@@ -64,7 +64,8 @@ def test_an_address_has_one_spelling(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"), [("", "where is the archive"), ("gopher://a/b", "'gopher' is no store"), ("s3:///a", "the bucket")]
+    ("uri", "said"),
+    [("", "where is the archive"), ("gopher://a/b", "'gopher' is not a store"), ("s3:///a", "the bucket")],
 )
 def test_an_address_that_is_none_is_refused(uri: str, said: str) -> None:
     with pytest.raises(InvalidSettings, match=said):

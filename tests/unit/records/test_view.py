@@ -1,4 +1,4 @@
-"""Reading: views and columns agree, and bytes that are no record are refused without harm."""
+"""Reading: views and columns agree, and bytes that are not a record are refused without harm."""
 
 from __future__ import annotations
 

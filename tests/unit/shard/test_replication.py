@@ -268,7 +268,7 @@ def test_frames_that_do_not_go_on_here_are_refused(pair: tuple[Member, Member]) 
         follower.take(msgspec.structs.replace(frame, before=(1, 12345)), body)
     with pytest.raises(StaleEpoch):
         follower.take(msgspec.structs.replace(frame, epoch=2), body)
-    with pytest.raises(ProtocolError, match="no unit that begins at"):
+    with pytest.raises(ProtocolError, match="not a unit that begins at"):
         follower.take(frame, first_body)
     follower.take(frame, body)
 
@@ -303,4 +303,4 @@ def test_a_leader_that_hears_no_member_though_one_is_there_gives_way(pair: tuple
     exchange(leader, two, two.follow(leader), 1.0)
     assert not leader.is_deaf(20.0, (two.id,))
     assert leader.is_deaf(21.0, (two.id,))
-    assert not leader.is_deaf(21.0, ()), "a dead registry or a dead member is no reason"
+    assert not leader.is_deaf(21.0, ()), "a dead registry or a dead member is not a reason"

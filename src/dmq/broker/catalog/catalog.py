@@ -572,7 +572,7 @@ def _otherwise(name: str, there: TopicConfig, wanted: TopicConfig) -> TopicExist
         for field in differ
     ]
     return TopicExists(
-        f"topic {name!r} is already there with other settings: {', '.join(told)}; ask for those it has, or update it",
+        f"topic {name!r} already exists with other settings: {', '.join(told)}; ask for those it has, or update it",
         topic=name,
         differ=differ,
     )

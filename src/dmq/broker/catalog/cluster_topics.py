@@ -386,7 +386,7 @@ class ClusterTopics:
 
     def _check_same(self, name: str, content: TopicContent, config: TopicConfig, *, allow_existing: bool) -> None:
         if not allow_existing:
-            raise TopicExists(f"topic {name!r} is already there: choose another name or update it", topic=name)
+            raise TopicExists(f"topic {name!r} already exists: choose another name or update it", topic=name)
         there = slot_config(content, int(content.settings.get("queues", config.queues)))
         if there != config:
             raise self._catalog.otherwise(name, there, config)

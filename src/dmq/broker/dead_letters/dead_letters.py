@@ -175,9 +175,9 @@ class DeadLetters:
         from dmq.deadletters.letter import LetterState
 
         if wanted.reason and wanted.reason not in _REASONS:
-            raise InvalidRequest(f"{wanted.reason!r} is no reason of a dead letter: there are {', '.join(_REASONS)}")
+            raise InvalidRequest(f"{wanted.reason!r} is not a reason of a dead letter: there are {', '.join(_REASONS)}")
         if wanted.state and wanted.state not in tuple(LetterState):
-            raise InvalidRequest(f"{wanted.state!r} is no state of a dead letter: there are {', '.join(LetterState)}")
+            raise InvalidRequest(f"{wanted.state!r} is not a state of dead letters: there are {', '.join(LetterState)}")
         return await self._thread.call(lambda store: store.page(wanted, after, limit, with_bodies=with_bodies))
 
     # --- from producers ---------------------------------------------------------------------------------------------

@@ -535,26 +535,23 @@ class Channel:
             if pull.is_done:
                 continue
             try:
-                is_served = self.try_pull(pull, now_ms)
+                found = self.try_pull(pull.demand, now_ms)
+                if found is not None:
+                    pull.is_done = True
+                    pull.answer(*found)
             except BaseException:
                 self._pulls.append(pull)
                 raise
-            if not is_served:
+            if found is None:
                 self._pulls.append(pull)
 
-    def try_pull(self, pull: WaitingPull, now_ms: int) -> bool:
-        """Answer a pull if there is something for it."""
-        handed = None
-        member = pull.demand.member
-        if member.may_pull:
-            handed = self.hand_out(pull.demand, now_ms)
-            if handed is None:
-                return False
-        elif member.is_quiet:
-            return False  # it waits until its client speaks, or its time is over
-        pull.is_done = True
-        pull.answer(handed)
-        return True
+    def try_pull(self, demand: Demand, now_ms: int) -> tuple[Handed | None] | None:
+        """What a pull is answered with now, as a tuple of one; None if it has to wait."""
+        if demand.member.may_pull:
+            handed = self.hand_out(demand, now_ms)
+            return None if handed is None else (handed,)
+        # It waits until its client speaks, or its time is over; a member that is gone gets nothing.
+        return None if demand.member.is_quiet else (None,)
 
     def wait(self, pull: WaitingPull) -> None:
         """Let a pull wait for messages.

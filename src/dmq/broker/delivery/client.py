@@ -304,11 +304,11 @@ class Client:
             allowed=allowed,
             takes_blocks=self.takes_blocks,
         )
-        waiting = WaitingPull(self, demand, now_ms + asked.wait_ms, answer)
-        if channel.try_pull(waiting, now_ms):
-            return
-        if asked.wait_ms or channel.is_looking:
-            channel.wait(waiting)
+        found = channel.try_pull(demand, now_ms)
+        if found is not None:
+            answer(*found)
+        elif asked.wait_ms or channel.is_looking:
+            channel.wait(WaitingPull(self, demand, now_ms + asked.wait_ms, answer))
         else:
             answer(None)
 

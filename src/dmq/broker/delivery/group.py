@@ -453,7 +453,7 @@ class Group:
             self.wake(member)
 
     def disconnect(self, client_id: str, now_ms: int, grace_ms: int) -> Member | None:
-        """Its connection broke; it stays a member for the grace time. None if it is no member."""
+        """Its connection broke; it stays a member for the grace time. None if it is not a member."""
         member = self.members.get(client_id)
         if member is not None:
             member.away_until_ms = now_ms + grace_ms
@@ -461,7 +461,7 @@ class Group:
         return member
 
     def leave(self, client_id: str) -> Member | None:
-        """It closed its subscription. None if it is no member."""
+        """It closed its subscription. None if it is not a member."""
         member = self.members.pop(client_id, None)
         if member is not None:
             self._waiting.discard(member)

@@ -85,7 +85,7 @@ def _directory(folder: Path) -> tuple[int | None, Finding]:
             advice = "give the broker's user permission to write there, or choose another with --data"
             return None, Finding(check, State.PROBLEM, f"{folder} cannot be made: {parent} is not writable", advice)
         if not folder.is_dir():
-            return None, Finding(check, State.PROBLEM, f"{folder} is no directory", "choose another with --data")
+            return None, Finding(check, State.PROBLEM, f"{folder} is not a directory", "choose another with --data")
         if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
             advice = "give the broker's user permission to read and write there"
             return None, Finding(check, State.PROBLEM, f"{folder} is not writable", advice)

@@ -268,7 +268,7 @@ class TelnetServer:
             self._serving.add(task)
             await self._serve(reader, writer)
         except (TimeoutError, OSError, LineTooLong):
-            pass  # the person is gone or asleep, or it is no person
+            pass  # the person is gone or asleep, or it is not a person
         except asyncio.CancelledError:
             pass  # the broker stops
         except Exception:  # a defect here must harm nobody else

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -40,10 +41,21 @@ Work = tuple[Callable[[], None], Callable[[BaseException | None], None]]
 
 
 class DiskThreads:
-    """The threads of one journal writer; made on the event loop's thread."""
+    """The threads of one journal writer; made on the event loop's thread.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, threads_max: int = _THREADS) -> None:
+    Attributes:
+        took: how many seconds the work took whose end is being told.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        threads_max: int = _THREADS,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._loop = loop
+        self._monotonic = monotonic
+        self.took = 0.0
         self._threads_max = threads_max
         self._waiting: SimpleQueue[Work | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -74,19 +86,22 @@ class DiskThreads:
         while (given := self._waiting.get()) is not None:
             work, finished = given
             error: BaseException | None = None
+            began = self._monotonic()
             try:
                 work()
             except BaseException as failure:
                 error = failure
+            took = self._monotonic() - began
             try:
-                self._loop.call_soon_threadsafe(self._tell, finished, error)
+                self._loop.call_soon_threadsafe(self._tell, finished, error, took)
             except RuntimeError:  # the loop is closed: nobody waits any more
                 return
             # Nothing of it is kept alive while waiting for more.
             del given, work, finished, error
 
-    def _tell(self, finished: Callable[[BaseException | None], None], error: BaseException | None) -> None:
+    def _tell(self, finished: Callable[[BaseException | None], None], error: BaseException | None, took: float) -> None:
         self._busy -= 1
+        self.took = took
         finished(error)
 
     def end(self) -> None:
@@ -231,7 +246,7 @@ class DiskReads:
         return [answers[number] for number in range(len(questions))]
 
     def _answer(self, question: Callable[[], T]) -> T:
-        """What the store says; damage that another member may mend, or that may pass, is no answer yet."""
+        """What the store says; damage that another member may mend, or that may pass, is not an answer yet."""
         try:
             return question()
         except Damaged as error:

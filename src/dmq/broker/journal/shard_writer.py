@@ -114,7 +114,7 @@ class ShardWriter(JournalWriter):
     def _refuse_turn(self, error: DMQError) -> None:
         self._turn_planned = self._is_turn_waiting = False
         submitted, self._submitted = [*self._submitted, *self.straight.submissions()], []
-        self._outbox.hold()
+        self._outbox.is_held = True
         try:
             for submission in submitted:
                 self._fail(submission, error)
@@ -149,7 +149,7 @@ class ShardWriter(JournalWriter):
                 early.append(at)
         if not early:
             return
-        self._outbox.hold()
+        self._outbox.is_held = True
         try:
             for at in reversed(early):
                 end, submission, placements = waiting[at]
@@ -193,11 +193,11 @@ class ShardWriter(JournalWriter):
         self._leadership.flushed()
         self.committed()
 
-    def _finish_flush(self, ticket: FlushTicket, error: BaseException | None) -> None:
+    def _finish_flush(self, ticket: FlushTicket, error: BaseException | None, began: float | None = None) -> None:
         if self.is_closed:
             self._flushing = False  # the store is another's now
         else:
-            super()._finish_flush(ticket, error)
+            super()._finish_flush(ticket, error, began)
 
     def _finish_checkpoint(self, plan: CheckpointPlan, error: BaseException | None) -> None:
         if self.is_closed:
@@ -206,14 +206,13 @@ class ShardWriter(JournalWriter):
         super()._finish_checkpoint(plan, error)
         self._show()
 
-    def _is_for_loop(self, now: float) -> bool:
+    def _loop_serves(self) -> bool | None:
         """The loop flushes for all that wait, if that is quick: the followers take about as long, and then it has
         gathered what came meanwhile. But who asked for no more than that it is written does not wait for it."""
         waiting = self._waiting
-        is_lone = len(waiting) == 1
-        if self.waiting_bytes > LOOP_BYTES or not self._flush_policy.is_for_loop(now, is_lone=is_lone):
-            return False
-        return not (waiting[0][1].is_early if is_lone else any(one[1].is_early for one in waiting))
+        if self.waiting_bytes > LOOP_BYTES or any(one[1].is_early for one in waiting):
+            return None
+        return len(waiting) == 1
 
     # --- upkeep -----------------------------------------------------------------------------------------------------
 
@@ -286,7 +285,7 @@ class ShardWriter(JournalWriter):
         """Write what was submitted, then nothing more until `resume`; over when all that is written is flushed."""
         if self._lazy:
             self._take_lazy()
-        if self._submitted or not self.straight.is_empty:
+        if self._submitted or self._turn_planned:
             self._turn()
         self._is_held = True
         while not (self.is_closed or self._failed):

@@ -129,9 +129,6 @@ class _Called(Submission):
 class StraightTurn(Protocol):
     """What was taken on the straight path in this turn; see `dmq.broker.publish.straight_path`."""
 
-    @property
-    def is_empty(self) -> bool: ...
-
     def write(self) -> int:
         """Write all of it: how many messages."""
         ...
@@ -143,8 +140,6 @@ class StraightTurn(Protocol):
 
 class _NoStraightTurn:
     """Until the broker is wired."""
-
-    is_empty = True
 
     def write(self) -> int:
         return 0
@@ -216,7 +211,7 @@ class JournalWriter:
         self.is_heard: Callable[[str], bool] = bool
         self.on_failed: Callable[[DMQError], None] = _ignore
         self._loop = asyncio.get_running_loop()
-        self._disk = DiskThreads(self._loop)
+        self._disk = DiskThreads(self._loop, monotonic=clock.monotonic)
         self.straight: StraightTurn = _NoStraightTurn()
         self._late_answer: tuple[Answering, bytes, tuple[str, int]] | None = None
         self._submitted: list[Submission] = []
@@ -277,11 +272,15 @@ class JournalWriter:
                 retry_after_ms=50,
             )
         self.waiting_bytes += size
-        if not self.straight.is_empty:
-            self._submitted += self.straight.submissions()
-        self._submitted.append(submission)
+        self._put_first(submission)
         if not self._turn_planned:
             self._plan_turn()
+
+    def _put_first(self, submission: Submission) -> None:
+        if self._turn_planned and not self._submitted:
+            # What was taken on the straight path goes the general way with it: a turn takes one way as a whole.
+            self._submitted += self.straight.submissions()
+        self._submitted.append(submission)
 
     def put_lone(self, size: int) -> bool:
         """Plan a turn for a message of so many bytes on the straight path; False if it is to be submitted."""
@@ -329,7 +328,7 @@ class JournalWriter:
         probe.turns += 1
         if self._late_answer is not None:
             (connection, answer, touched), self._late_answer = self._late_answer, None
-            self._outbox.hold()
+            self._outbox.is_held = True
             try:
                 connection.send_sealed(answer)
                 self._arrivals.wake()
@@ -366,9 +365,7 @@ class JournalWriter:
 
     def _take_lazy(self) -> None:
         events, self._lazy = self._lazy, []
-        if not self.straight.is_empty:
-            self._submitted += self.straight.submissions()
-        self._submitted.append(_Called(events, Durability.STORED, nobody_waits, 0, atomic=False))
+        self._put_first(_Called(events, Durability.STORED, nobody_waits, 0, atomic=False))
 
     def write_soon(self, events: Iterable[Event]) -> None:
         """Write events with the next unit; no caller waits for them."""
@@ -604,7 +601,7 @@ class JournalWriter:
         visible, waiting = self._visibility.visible, self._waiting
         is_shown = bool(waiting) and waiting[0][0] <= visible
         if is_shown:
-            self._outbox.hold()
+            self._outbox.is_held = True
         try:
             touched = self._answer(visible) if is_shown else set()
             end = self.probe.end
@@ -617,7 +614,7 @@ class JournalWriter:
         finally:
             if is_shown:
                 self._outbox.release()
-        if not (waiting or self._submitted or self._lazy) and self.straight.is_empty:
+        if not (waiting or self._submitted or self._lazy or self._turn_planned):
             self._idle.set()
 
     def _answer(self, visible: int) -> set[tuple[str, int]]:
@@ -645,6 +642,7 @@ class JournalWriter:
             self._start_checkpoint()
 
     def _start_flush(self) -> None:
+        is_lone = None if self._checkpointing else self._loop_serves()
         try:
             ticket = self.store.begin_flush()
         except DMQError as error:
@@ -653,39 +651,26 @@ class JournalWriter:
         self._flushing = True
         self.flushes += 1
         began = self._clock.monotonic()
-        if not self._checkpointing and self._is_for_loop(began):
-            failure: BaseException | None = None
-            try:
-                ticket.run()
-            except Exception as error:
-                failure = error
-            now = self._clock.monotonic()
-            self._flush_policy.flushed(now - began, now, on_loop=True)
-            self._finish_flush(ticket, failure)
+        if is_lone is None or not self._flush_policy.is_for_loop(began, is_lone=is_lone):
+            self._disk.run(ticket.run, partial(self._finish_flush, ticket))
             return
-        seconds = 0.0
-
-        def run() -> None:
-            nonlocal seconds
-            began = self._clock.monotonic()
+        failure: BaseException | None = None
+        try:
             ticket.run()
-            seconds = self._clock.monotonic() - began
+        except Exception as error:
+            failure = error
+        self._finish_flush(ticket, failure, began)
 
-        def finished(error: BaseException | None) -> None:
-            self._flush_policy.flushed(seconds, self._clock.monotonic(), on_loop=False)
-            self._finish_flush(ticket, error)
-
-        self._disk.run(run, finished)
-
-    def _is_for_loop(self, now: float) -> bool:
-        """Whether the loop flushes what was written, and no thread."""
+    def _loop_serves(self) -> bool | None:
+        """Whether a flush by the loop would serve a lone request, or several; None if a thread has to flush."""
         waiting = self._waiting
-        if len(waiting) != 1 or not waiting[0][1].is_lone:
-            return False
-        return self.waiting_bytes <= LOOP_BYTES and self._flush_policy.is_for_loop(now)
+        return True if len(waiting) == 1 and waiting[0][1].is_lone and self.waiting_bytes <= LOOP_BYTES else None
 
-    def _finish_flush(self, ticket: FlushTicket, error: BaseException | None) -> None:
+    def _finish_flush(self, ticket: FlushTicket, error: BaseException | None, began: float | None = None) -> None:
+        """A flush is done, or has failed; it is one of the loop's if it is known when it began."""
         self._flushing = False
+        now = self._clock.monotonic()
+        self._flush_policy.flushed(self._disk.took if began is None else now - began, now, on_loop=began is not None)
         try:
             if error is not None and not isinstance(error, StorageError):
                 error = StorageError(f"flushing failed: {error}")

@@ -506,7 +506,7 @@ class Publisher:
 
 
 def _check(asked: Produce) -> None:
-    """Raises if a batch that is no plain one, or of a system topic, asks for what cannot be."""
+    """Raises if a batch that is not a plain one, or of a system topic, asks for what cannot be."""
     flags, durability = asked.flags, asked.durability
     if asked.topic.startswith(SYSTEM_PREFIX) and (flags & _SPECIAL or not asked.topic.startswith(RESULT_PREFIX)):
         raise InvalidRequest("names that begin with % are DMQ's own: choose another topic")

@@ -49,7 +49,7 @@ _ROUNDING_SECONDS: Final = 1e-6  # who comes when it was told to is not refused 
 
 
 class Limit(NamedTuple):
-    """How much a second a topic takes, or an app may send: the other name is empty. None is no limit."""
+    """How much a second a topic takes, or an app may send: the other name is empty. None means no limit."""
 
     topic: str = ""
     app: str = ""

@@ -249,11 +249,6 @@ class StraightPath:
 
     # --- through ------------------------------------------------------------------------------------------------------
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was taken in this turn."""
-        return not self._lones
-
     def _write_now(self, lone: Lone, asked: _Asked) -> None:
         """Write a message as it comes, and answer; if it is unusual, it has a turn like others."""
         writer, data, (session, request, correlation) = self._writer, lone[2], asked
@@ -402,7 +397,7 @@ _lone_request: Final = find("lone_request")
 
 
 def _why(asked: Any) -> str:
-    """Why a request is none for the straight path."""
+    """Why a request is not one for the straight path."""
     if asked.count != 1:
         return "many"
     if asked.flags:

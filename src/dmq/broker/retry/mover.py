@@ -78,7 +78,7 @@ class _Place(NamedTuple):
 
     @property
     def name(self) -> tuple[str, int] | None:
-        """Topic and queue, if it is no retry topic: its messages know where they came from."""
+        """Topic and queue, if it is not a retry topic: its messages know where they came from."""
         return None if self.channel.is_retry(self.key) else (self.channel.topic.name, self.key)
 
     def expiry(self, origin: Origin) -> int | None:
@@ -174,7 +174,7 @@ class Mover:
     def bury_doomed(self, channel: Channel, key: int, lease: Lease, doomed: Doomed, now_ms: int) -> None:
         """Messages that were about to be handed out, and must not be."""
         place = _Place(channel, key, channel.cursor(key), lease)
-        # This hand-out does not take place, so it is no attempt.
+        # This hand-out does not take place, so it is not an attempt.
         made = lease.attempt - 1
         expired = _Verdict(DeadReason.EXPIRED, _EXPIRED, Outcome.EXPIRED)
         self._bury(place, doomed.expired, expired, made, now_ms=now_ms)

@@ -257,7 +257,7 @@ class Dispatcher:
         Raises:
             Busy: the client has too many of them.
         """
-        # A handler that is no coroutine has begun a change already, and ends it only by going on.
+        # A handler that is not a coroutine has begun a change already, and ends it only by going on.
         if session.working >= WORKING_MAX and entry.is_coroutine:
             work.close()
             raise Busy(

@@ -143,7 +143,7 @@ def _shards(dispatcher: Dispatcher) -> Operations:
     """What this member can do to shards.
 
     Raises:
-        NotInCluster, RegistryDown: it is no member, or has not reached the registry yet.
+        NotInCluster, RegistryDown: it is not a member, or has not reached the registry yet.
     """
     if dispatcher.shards is None:
         if dispatcher.face is not None:
@@ -164,7 +164,7 @@ def _state(said: str) -> ShardState | None:
         return ShardState(said) if said else None
     except ValueError:
         known = ", ".join(ShardState)
-        raise InvalidSettings(f"{said!r} is no state of a shard: choose one of {known}", state=said) from None
+        raise InvalidSettings(f"{said!r} is not a state of a shard: choose one of {known}", state=said) from None
 
 
 def _change(done: Done) -> headers.ShardChange:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -122,11 +123,16 @@ def export_cluster(
         typer.echo(text)
         return
     partial = file.with_name(f".{file.name}.partial")
-    with partial.open("w") as stream:
-        stream.write(text + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.rename(file)
+    try:
+        with partial.open("w") as stream:
+            stream.write(text + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.rename(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise InvalidSettings(f"{file} cannot be written: {error.strerror}; what was there is as it was") from error
     typer.echo(f"{len(document['entries'])} entries of cluster {document['cluster']} written to {file}")
 
 
@@ -227,7 +233,7 @@ def _document(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InvalidSettings(f"{file} cannot be read: {error}") from error
     if not isinstance(document, dict):
-        raise InvalidSettings(f"{file} is no export of a cluster: dmq cluster export writes one")
+        raise InvalidSettings(f"{file} is not an export of a cluster: dmq cluster export writes one")
     return document
 
 

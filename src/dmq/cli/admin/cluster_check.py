@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from dmq.cli.options import connected
 from dmq.errors import DMQError
+from dmq.event_log import keep_quiet
 
 if TYPE_CHECKING:
     from dmq.client.admin.cluster import ClusterReport
@@ -133,4 +134,6 @@ def visited(registry: str, work: Callable[[ClusterOperations], Awaitable[T]]) ->
     async def done(shards: Operations) -> T:
         return await work(ClusterOperations(shards))
 
+    # What is wrong is said once, by the error; the lines are those of a server that goes on trying.
+    keep_quiet("dmq.registry")
     return asyncio.run(visit(registry, done))

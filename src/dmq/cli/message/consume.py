@@ -18,6 +18,7 @@ import typer
 
 from dmq.cli.message.messages import message_facts, message_line
 from dmq.cli.options import DEFAULT_URL, TopicName, Url, connected, make_app, parse_place, parse_seconds
+from dmq.cli.output import sleep_while_read
 from dmq.errors import DMQError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def consume(
         client.consumer(topic, group=group, **options) as consumer,
     ):
         names = client.admin.shard_names
-        for batch in _batches(consumer, count, follow, 1 if command is not None else _BATCH):
+        for batch in _batches(consumer, count, follow, is_printed=command is None):
             if command is None:
                 with ending.held():
                     _show(batch, form, names)
@@ -94,8 +95,8 @@ def consume(
         raise DMQError(f"{failed} of {done} messages failed and are delivered again later: see what {command!r} said")
 
 
-def _batches(consumer: Consumer, count: int | None, follow: bool, size: int) -> Iterator[Any]:
-    left = count
+def _batches(consumer: Consumer, count: int | None, follow: bool, *, is_printed: bool) -> Iterator[Any]:
+    left, size = count, _BATCH if is_printed else 1
     while left is None or left > 0:
         batch = consumer.pull(max_messages=size if left is None else min(size, left), wait=_WAIT_SECONDS)
         if batch:
@@ -103,6 +104,8 @@ def _batches(consumer: Consumer, count: int | None, follow: bool, size: int) -> 
             left = None if left is None else left - len(batch)
         elif not follow:
             return
+        elif is_printed:
+            sleep_while_read(0)
 
 
 def _show(batch: Any, form: BodyFormat, names: Mapping[int, str]) -> None:

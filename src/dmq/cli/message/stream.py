@@ -66,7 +66,7 @@ def parse_json_line(line: bytes) -> tuple[bytes, dict[str, Any]]:
     """One message of a file of JSON lines: its body, and what is special about it.
 
     Raises:
-        ValueError: it is no object, or one with names or values that are not known.
+        ValueError: it is not an object, or one with names or values that are not known.
     """
     try:
         found = msgspec.json.decode(line)

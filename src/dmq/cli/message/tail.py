@@ -12,7 +12,7 @@ import typer
 
 from dmq.cli.message.messages import message_facts, message_line
 from dmq.cli.options import DEFAULT_URL, TopicName, Url, connected, make_app, parse_place
-from dmq.cli.output import printable
+from dmq.cli.output import printable, sleep_while_read
 
 __all__ = ["app"]
 
@@ -53,7 +53,7 @@ def tail(
     with connected(url) as client:
         names = client.admin.shard_names
         options = FollowOptions(queue, tags, ends=no_follow)
-        arriving = follow(client.admin, topic, place, options, on_missing=_tell_missing)
+        arriving = follow(client.admin, topic, place, options, sleep=sleep_while_read, on_missing=_tell_missing)
         for message in islice(arriving, limit):
             is_json = form == LineFormat.JSON
             typer.echo(json.dumps(message_facts(message, names)) if is_json else message_line(message, names))

@@ -108,7 +108,7 @@ def parse_point(to: When) -> Point:
     now (timedelta, or text as in "2h": ms, s, m, h, d).
 
     Raises:
-        InvalidSettings: it is none of these.
+        InvalidSettings: it is not one of these.
     """
     if isinstance(to, Point):
         return to

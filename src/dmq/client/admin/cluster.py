@@ -166,7 +166,7 @@ def entries_of(document: Mapping[str, Any]) -> tuple[str, list[tuple[str, bytes]
     """The cluster and the entries of a document.
 
     Raises:
-        InvalidSettings: it is none.
+        InvalidSettings: it is not one.
     """
     try:
         if document["dmq_export"] != DOCUMENT_VERSION:
@@ -177,7 +177,7 @@ def entries_of(document: Mapping[str, Any]) -> tuple[str, list[tuple[str, bytes]
         rows = [(str(row["path"]), _written(row["value"])) for row in document["entries"]]
         return str(document["cluster"]), rows
     except (LookupError, TypeError, ValueError) as error:
-        raise InvalidSettings(f"this is no export of a cluster ({error!r}): dmq cluster export writes one") from error
+        raise InvalidSettings(f"not an export of a cluster ({error!r}): dmq cluster export writes one") from error
 
 
 def _readable(value: bytes) -> Any:

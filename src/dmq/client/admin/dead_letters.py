@@ -135,7 +135,7 @@ def letter_filter(
     """Which dead letters are meant; None or an empty text means any.
 
     Raises:
-        InvalidSettings: a moment is not a datetime with a time zone, or a name is no text.
+        InvalidSettings: a moment is not a datetime with a time zone, or a name is not text.
     """
     named = any_name("topic", topic), any_name("group", group), any_name("reason", reason).upper()
     return DeadLetterFilter(*named, _time_ms(since), until_ms=_time_ms(until), state=state)

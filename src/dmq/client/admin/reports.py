@@ -345,7 +345,7 @@ class TransactionReport:
 
 @dataclass(frozen=True, slots=True)
 class LimitReport:
-    """How much a second a topic takes, or an app may send: the other name is empty. None is no limit."""
+    """How much a second a topic takes, or an app may send: the other name is empty. None means no limit."""
 
     topic: str
     app: str

@@ -383,7 +383,7 @@ class AioAdmin:
 
         Parameters:
             topic, app: what is limited; give one of them.
-            messages, bytes: how many a second; None is no limit, and without both the limit is removed.
+            messages, bytes: how many a second; None means no limit, and without both the limit is removed.
             policy: messages above the limit are refused with `RateLimited` ("refuse"), or become dead letters
                 ("dead-letter").
 
@@ -549,7 +549,7 @@ class AioAdmin:
             foreign: it may be another cluster's; then topics, limits and keys are taken, and no shards.
 
         Raises:
-            InvalidSettings: it is no export, or another cluster's.
+            InvalidSettings: it is not an export, or another cluster's.
         """
         return await self._converse(cluster.imported(document, dry_run=dry_run, foreign=foreign))
 

@@ -1,7 +1,8 @@
 """The producer on an event loop: the twin of `dmq.client.producer.producer`, over the same core.
 
 What always holds: as there. Everything happens on the loop's thread; a task that is cancelled while it waits leaves its
-message on its way.
+message on its way. Ordered messages go on their way in the order of the calls, also while tasks wait for the route of
+the topic or for room in the window: such tasks take turns, and a task that comes meanwhile waits behind them.
 
 The straight path of a lone `send` on an event loop: the twin of `dmq.client.producer.straight_path`.
 
@@ -12,15 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.router import AioRouter
 from dmq.client.aio.transaction import AioTransaction
-from dmq.client.aio.waiter import SharedWaiter, TaskWaiter
+from dmq.client.aio.waiter import SharedWaiter, TaskTurns, TaskWaiter
 from dmq.client.arguments import check_function, check_seconds
 from dmq.client.connection.session import Pending, Push
 from dmq.client.connection.socket import LONE_SECONDS
@@ -44,6 +47,7 @@ __all__ = ["AioProducer", "AioSendFuture", "OnAioDelivery"]
 
 OnAioDelivery = Callable[[Receipt | None, DMQError | None], Awaitable[None] | None]
 
+_ordered = attrgetter("ordered")
 _running: set[asyncio.Future[Any]] = set()  # callbacks under way: a loop alone would let them be collected
 
 
@@ -92,6 +96,7 @@ class AioProducer:
         self._sender: Sender = core.sender
         self.straight: Final = AioStraightPath(core, router)
         self._is_crowded = False  # tasks go on whose messages shared a batch: they will hardly send less than before
+        self._turns = TaskTurns()  # by topic, of the tasks that wait for its route or for room
         self._pumping: dict[Lane, None] = {}  # lanes that are pumped at the end of this turn of the loop
         self._sender.pump_after = self._pump_soon
         self._watcher = _RouterWatcher(core, transactions)
@@ -150,10 +155,10 @@ class AioProducer:
                     return await self._conclude(Sent(lone, 0, message), deadline, timeout)
         if draft is None:
             options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-            route = self._routes.get(topic) or await self._route(topic, timeout, options, message)
-            draft = self._core.draft(route, message, options)
-        put = self._core.put(draft, attended=deadline is None, deadline=deadline)
-        batch, index = put or await self._put(draft, deadline)
+            batch, index = await self._put_in_turn(message, options, deadline)
+        else:
+            put = self._core.put(draft, attended=deadline is None, deadline=deadline)
+            batch, index = put or await self._put(draft, deadline)
         if self._is_crowded:
             self._pump_soon(batch.lane)
         elif batch.is_worth_a_look:
@@ -174,18 +179,56 @@ class AioProducer:
     async def _sent(self, message: Message, options: SendOptions, name: str | None, deadline: float | None) -> Sent:
         """Put a message on its way, or find it on the way it was put on before."""
         given, message = message, own_message(message)
-        topic, left = options.topic, self._left(deadline)
-        route = self._routes.get(topic) or await self._route(topic, left, options, message)
-        draft, outcomes = self._core.draft(route, message, options), self._core.outcomes
-        found = outcomes.find(options.topic, message, name)
+        topic, outcomes = options.topic, self._core.outcomes
+        route, found = self._routes.get(topic), None
+        if route is not None:
+            self._core.draft(route, message, options)  # raises if it may not be sent at all
+            found = outcomes.find(topic, message, name)
         if found is None:
-            batch, index = await self._put(draft, deadline)
-            batch.is_kept = True
-            outcomes.name(Sent(batch, index, message, name))
+            async with self._turn(topic, deadline, message):
+                draft = await self._draft(message, options, deadline)
+                found = outcomes.find(topic, message, name)  # another task may have brought it while we waited
+                if found is None:
+                    batch, index = await self._put(draft, deadline)
+                    batch.is_kept = True
+                    outcomes.name(Sent(batch, index, message, name))
+        if found is None:
             self._sender.pump(batch.lane)
         else:
             batch, index = self._sender.resume(found[0], deadline), found[1]
         return Sent(batch, index, message, name, is_object=message is not given)
+
+    async def _put_in_turn(
+        self, message: Message, options: SendOptions, deadline: float | None
+    ) -> tuple[SendBatch, int]:
+        """Put a message on its way, behind those of its topic that other tasks brought before."""
+        topic = options.topic
+        route = self._routes.get(topic)
+        if route is not None and self._turns.is_free(topic):
+            draft = self._core.draft(route, message, options)
+            put = self._core.put(draft, attended=deadline is None, deadline=deadline)
+            if put is not None:
+                return put
+        async with self._turn(topic, deadline, message):
+            return await self._put(await self._draft(message, options, deadline), deadline)
+
+    @asynccontextmanager
+    async def _turn(self, topic: str, deadline: float | None, message: Message) -> AsyncIterator[None]:
+        """Wait until all who came before with messages of the topic have put them on their way."""
+        if not await self._turns.enter(topic, self._left(deadline)):
+            if self._routes.get(topic) is not None:
+                raise self._core.full(topic, message)
+            raise TimedOut(f"the broker did not tell the queues of topic {topic!r} in time: nothing was sent")
+        try:
+            yield
+        finally:
+            self._turns.leave(topic)
+
+    async def _draft(self, message: Message, options: SendOptions, deadline: float | None) -> Draft:
+        route = self._routes.get(options.topic)
+        if route is None:
+            route = await self._route(options.topic, self._left(deadline), options, message)
+        return self._core.draft(route, message, options)
 
     async def _conclude(self, sent: Sent, deadline: float | None, timeout: float | None) -> Receipt:
         """The receipt of a message; or its error, with what makes it known when it is repeated."""
@@ -237,8 +280,7 @@ class AioProducer:
         if id is not None or type(body) is Message:
             batch, index = self._core.watched(await self._sent(message, options, parse_id(id), None))
         else:
-            route = self._routes.get(topic) or await self._route(topic, None, options, message)
-            batch, index = await self._put(self._core.draft(route, message, options), None)
+            batch, index = await self._put_in_turn(message, options, None)
         future = AioSendFuture(batch, index)
         if on_delivery is not None:
             tell = on_delivery
@@ -270,25 +312,10 @@ class AioProducer:
         if not messages:
             return Receipts((), 0)
         options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
-        route = self._routes.get(topic) or await self._route(topic, None, options, messages=messages)
         parts: list[tuple[SendBatch | Repeated, Sequence[int]]] = []
-        fresh, places = messages, None
-        if self._core.outcomes.has_objects:
-            repeated, places = self._core.repeats(topic, messages)
-            fresh = [messages[at] for at in places]
-            for part, _ in repeated:
-                part.batch = self._sender.resume(part.batch, self._deadline(timeout))
-            parts += repeated
-        problem: DMQError | None = None
-        try:
-            for batch, indexes in self._core.many(route, fresh, options):
-                batch.deadline = self._deadline(timeout)
-                await self._enter(batch, batch.deadline)
-                parts.append((batch, indexes if places is None else [places[at] for at in indexes]))
-                self._sender.pump(batch.lane)
-                await asyncio.sleep(0)  # let answers in, and others have a turn
-        except DMQError as error:
-            problem = error
+        is_turn = _has_order(messages)
+        async with self._turn(topic, self._deadline(timeout), messages[0]) if is_turn else nullcontext():
+            problem = await self._enter_many(messages, options, timeout, parts)
         for one, _ in parts:
             batch, is_own = (one.batch, False) if isinstance(one, Repeated) else (one, True)
             try:
@@ -299,6 +326,34 @@ class AioProducer:
         if problem is not None:
             self._core.many_failed(parts, messages)
         return Receipts.of(parts, problem, len(messages))
+
+    async def _enter_many(
+        self,
+        messages: Sequence[Message],
+        options: SendOptions,
+        timeout: float | None,
+        parts: list[tuple[SendBatch | Repeated, Sequence[int]]],
+    ) -> DMQError | None:
+        """Put the messages of a `send_many` on their way; the batches go into `parts`. Why some are not, or None."""
+        topic = options.topic
+        route = self._routes.get(topic) or await self._route(topic, None, options, messages=messages)
+        fresh, places = messages, None
+        if self._core.outcomes.has_objects:
+            repeated, places = self._core.repeats(topic, messages)
+            fresh = [messages[at] for at in places]
+            for part, _ in repeated:
+                part.batch = self._sender.resume(part.batch, self._deadline(timeout))
+            parts += repeated
+        try:
+            for batch, indexes in self._core.many(route, fresh, options):
+                batch.deadline = self._deadline(timeout)
+                await self._enter(batch, batch.deadline)
+                parts.append((batch, indexes if places is None else [places[at] for at in indexes]))
+                self._sender.pump(batch.lane)
+                await asyncio.sleep(0)  # let answers in, and other tasks go on
+        except DMQError as error:
+            return error
+        return None
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
@@ -459,6 +514,13 @@ class AioProducer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _has_order(messages: Sequence[Message]) -> bool:
+    try:
+        return True in map(_ordered, messages)
+    except AttributeError:
+        return False  # something there is no message, which is told when they are encoded
 
 
 class _RouterWatcher:

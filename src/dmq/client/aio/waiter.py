@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 
-__all__ = ["SharedWaiter", "TaskWaiter"]
+__all__ = ["SharedWaiter", "TaskTurns", "TaskWaiter"]
 
 
 class TaskWaiter:
@@ -84,3 +85,41 @@ class SharedWaiter:
         for future in late:
             if not future.done():
                 future.set_result(False)
+
+
+class TaskTurns:
+    """Tasks that pass one after the other, in the order in which they came; those of one name wait for each other."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[TaskWaiter]] = {}  # behind the task whose turn it is; no entry: nobody's turn
+
+    def is_free(self, name: str) -> bool:
+        """Whether `enter` would not wait."""
+        return name not in self._waiting
+
+    async def enter(self, name: str, seconds: float | None) -> bool:
+        """Wait for a turn, at most for so many seconds; `leave` ends it. False if it did not come."""
+        waiting = self._waiting.get(name)
+        if waiting is None:
+            self._waiting[name] = deque()
+            return True
+        waiter = TaskWaiter()
+        waiting.append(waiter)
+        has_turn = False
+        try:
+            has_turn = await waiter.wait(seconds)
+        finally:
+            if not has_turn:
+                try:
+                    waiting.remove(waiter)
+                except ValueError:  # cancelled when it was its turn already
+                    self.leave(name)
+        return has_turn
+
+    def leave(self, name: str) -> None:
+        """End a turn. What the task does before its next `await` still comes before the next turn."""
+        waiting = self._waiting[name]
+        if waiting:
+            waiting.popleft().wake()
+        else:
+            del self._waiting[name]

@@ -582,7 +582,7 @@ class Turns:
         """Wait until `is_done`, which somebody follows with `waiter.wake()`; read for all meanwhile if nobody does.
 
         Parameters:
-            is_patient: what is waited for is no answer: it may come some milliseconds later.
+            is_patient: what is waited for is not an answer: it may come some milliseconds later.
             is_lender: this thread will be back in a moment, to wait for more.
         """
         has_led = False
@@ -630,6 +630,10 @@ class Turns:
 
     def patience(self, waiter: Waiter) -> float:
         """How long a thread that is patient waits before it tries to lead."""
+        if not self._lender and not self._lead_of:
+            if self._watcher is waiter:
+                self._watcher = None
+            return 0.0
         if self._watcher is waiter:
             if self._watched != self._loans:
                 self._watched = self._loans
@@ -638,7 +642,9 @@ class Turns:
             self._watcher = None
             self._lender = 0
             return 0.0
-        if not self._lender:
+        # A lender with a quick handler is back before the thread that it woke has had a look: what was lent since the
+        # last one counts, too. Else each message would wake somebody for nothing.
+        if not self._lender and self._watched == self._loans:
             return 0.0
         if self._watcher is not None:
             return FOREVER  # the watcher passes on when it leaves

@@ -183,7 +183,7 @@ class Failover:
         if told is None:
             if not self._is_fixed:
                 return None
-            return NotConnected(f"{where} is no member of shard {self.shard!r}", address=str(address))
+            return NotConnected(f"{where} is not a member of shard {self.shard!r}", address=str(address))
         self.shard = self.shard or told.shard
         if told.shard != self.shard:
             return NotConnected(

@@ -59,7 +59,7 @@ class PollWaiter(Waiter):
 
 
 class JointTurn:
-    """One thread's wait at several connections, for something that is no answer.
+    """One thread's wait at several connections, for something that is not an answer.
 
     Parameters:
         connections: the first of those that it reads is nudged when it is woken.

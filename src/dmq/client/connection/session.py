@@ -60,7 +60,7 @@ _OURS: Final = CORRELATION_MAX  # the correlation of what the session itself ask
 SILENCE_FACTOR: Final = 3  # so many heartbeats in a row may be missed
 HEARTBEAT_MARGIN: Final = 0.5  # sent this early, so that a late timer does not make us silent
 # Bytes a second. A frame whose length was damaged takes later frames for its own, and waits on: a few answers and
-# heartbeats now and then are no progress.
+# heartbeats now and then are not progress.
 PARTIAL_RATE_MIN: Final = 32 << 10
 
 OnAnswer: TypeAlias = Callable[[Frame | DMQError], None]

@@ -57,7 +57,7 @@ class OneBroker:
         """The table of a URL. A registry is asked, until it names a broker or the time is over.
 
         Raises:
-            InvalidSettings: it is no URL of ours.
+            InvalidSettings: it is not a URL of ours.
             NotConnected: the registry does not answer, or names no broker.
         """
         if not names_registry(url):
@@ -97,7 +97,7 @@ def check_url(url: str) -> None:
     """Check a URL without asking anybody.
 
     Raises:
-        InvalidSettings: it is no URL of ours, or needs a package that is not here.
+        InvalidSettings: it is not a URL of ours, or needs a package that is not here.
     """
     if names_registry(url):
         from dmq.registry.url import check_registry_url
@@ -117,7 +117,7 @@ def parse_url(url: str) -> list[Address]:
     """The addresses that a URL names.
 
     Raises:
-        InvalidSettings: it is no URL of ours, or names a registry.
+        InvalidSettings: it is not a URL of ours, or names a registry.
     """
     if not isinstance(url, str):
         raise InvalidSettings(f"a URL is text, not {type(url).__name__}: {_EXPECTED}")
@@ -139,7 +139,7 @@ def parse_address(text: str, url: str = "") -> Address:
     """One `host`, `host:port`, `[v6]` or `[v6]:port`.
 
     Raises:
-        InvalidSettings: it is none of them.
+        InvalidSettings: it is not one of them.
     """
     where = f"{url!r}: " if url else ""
     if "@" in text:
@@ -147,7 +147,7 @@ def parse_address(text: str, url: str = "") -> Address:
     if text.startswith("["):
         host, closed, tail = text[1:].partition("]")
         if not closed or (tail and not tail.startswith(":")):
-            raise InvalidSettings(f"{where}{text!r} is no address: {_EXPECTED}", url=url)
+            raise InvalidSettings(f"{where}{text!r} is not an address: {_EXPECTED}", url=url)
         port_text = tail[1:] if tail else None
     elif text.count(":") > 1:
         raise InvalidSettings(f"{where}put the IPv6 address {text!r} in brackets, as in dmq://[::1]:9611", url=url)
@@ -164,7 +164,7 @@ def parse_address(text: str, url: str = "") -> Address:
 
 
 def parsed_address(text: str) -> Address | None:
-    """An address that a broker told; None if it is none."""
+    """An address that a broker told; None if it is not one."""
     try:
         return parse_address(text) if text else None
     except InvalidSettings:

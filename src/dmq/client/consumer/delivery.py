@@ -188,7 +188,7 @@ class Delivery:
         """The record of a message, made once.
 
         Raises:
-            RecordCorrupt: the bytes are no record.
+            RecordCorrupt: the bytes are not a record.
         """
         records = self._records
         if records is None:

@@ -64,7 +64,7 @@ def follow(
 
     Raises:
         UnknownTopic: it is not there, or no longer.
-        InvalidSettings: `tags` are no filter.
+        InvalidSettings: `tags` are not a filter.
     """
     queue, tags, ends = options.queue, options.tags, options.ends
     check_tags(tags)

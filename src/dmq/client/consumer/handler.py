@@ -29,7 +29,7 @@ class Retry(Exception):
         reason: why, for the person who looks into it.
 
     Raises:
-        InvalidSettings: `after` is no time.
+        InvalidSettings: `after` is not a time.
     """
 
     def __init__(self, reason: str = "", *, after: float | None = None) -> None:
@@ -117,7 +117,7 @@ def check_policy(policy: object) -> str | RateLimit:
     """The policy, if it is one.
 
     Raises:
-        InvalidSettings: it is none.
+        InvalidSettings: it is not one.
     """
     if isinstance(policy, RateLimit):
         return policy

@@ -335,7 +335,7 @@ def parts_to_ack(messages: Any) -> Sequence[Any]:
     """What `Consumer.ack` was given, as things that can be acked.
 
     Raises:
-        InvalidRequest: something is no message.
+        InvalidRequest: something is not a message.
     """
     if isinstance(messages, Batch | ReceivedMessage):
         return (messages,)

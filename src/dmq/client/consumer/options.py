@@ -30,7 +30,7 @@ def parse_tags(tags: Any) -> frozenset[str | None] | None:
     """The tags that "a || b" lets through; None where everything passes.
 
     Raises:
-        InvalidSettings: it is no filter.
+        InvalidSettings: it is not a filter.
     """
     found = check_tags(tags)
     return None if not found or "*" in found else frozenset(found)

@@ -566,7 +566,7 @@ class Accumulator:
             lane.ready.append(batch)
 
     def _take_gathering(self, lane: Lane) -> SendBatch | None:
-        """The batch that gathers, which now does so no more."""
+        """The batch that gathers; from now on it takes no more messages."""
         batch, lane.gathering = lane.gathering, None
         if batch is not None:
             batch.is_sealed = True

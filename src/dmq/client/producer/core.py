@@ -496,7 +496,7 @@ class Core:
 
 
 def simple_size_plain(body: object, key: object, body_bytes_max: int, key_max: int) -> int:
-    """How large a body is; -1 if it is larger than that or not bytes, or the key is no short ASCII text, nor None."""
+    """How large a body is; -1 if it is larger than that or not bytes, or the key is neither None nor short ASCII."""
     if type(body) is not bytes or len(body) > body_bytes_max:
         return -1
     if key is not None and (type(key) is not str or len(key) > key_max or not key.isascii()):
@@ -521,7 +521,7 @@ def listed(messages: Any) -> Sequence[Message]:
     """What `send_many` was given, as something that has a length.
 
     Raises:
-        InvalidMessage: it is no list of messages.
+        InvalidMessage: it is not a list of messages.
     """
     if isinstance(messages, list | tuple):
         return messages
@@ -531,7 +531,7 @@ def listed(messages: Any) -> Sequence[Message]:
 
 
 def _no_message(given: Sequence[object]) -> InvalidMessage:
-    """The error for a list in which something is no message."""
+    """The error for a list in which something is not a message."""
     index, wrong = next((at, one) for at, one in enumerate(given) if not isinstance(one, Message))
     kind = type(wrong).__name__
     return InvalidMessage(

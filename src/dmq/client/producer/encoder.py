@@ -95,7 +95,9 @@ def decode_body(type_: type[T], body: bytes) -> T:
         decoded: T = _decoder(type_)(body)  # type: ignore[arg-type]
         return decoded
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-        raise InvalidMessage(f"the body is no {_name(type_)}: {_in_words(error)}", type=_name(type_)) from error
+        raise InvalidMessage(
+            f"the body is not of type {_name(type_)}: {_in_words(error)}", type=_name(type_)
+        ) from error
 
 
 def check_type(type_: Any) -> Any:

@@ -72,7 +72,7 @@ def parse_id(given: str | MessageId | None) -> str | None:
     """What a user gave as `id`.
 
     Raises:
-        InvalidMessage: it is no id.
+        InvalidMessage: it is not an id.
     """
     if given is None:
         return None

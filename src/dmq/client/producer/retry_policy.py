@@ -110,7 +110,7 @@ class RetryPolicy:
         if not error.retriable or isinstance(error, RateLimited):
             return Decision(Step.FAIL)
         hint = error.retry_after
-        # A broker that stops will be back, or its connection break: to wait for that is no try.
+        # A broker that stops will be back, or its connection break: to wait for that is not a try.
         is_timed = (isinstance(error, Busy) and hint is not None) or isinstance(
             error, BrokerStopping | NotEnoughReplicas
         )

@@ -296,7 +296,7 @@ class StraightPath(LonePath[Connection]):
             return None
         try:
             columns = plain_columns(messages)
-        except AttributeError:  # one is no message
+        except AttributeError:  # one is not a message
             return None
         if columns is None or columns[2] > self._core.many_bytes():
             self.left += 1

@@ -75,7 +75,7 @@ def unpack_parcel(offset: int, raw: bytes) -> Kept:
 
     Raises:
         WrongFormat: a newer version wrote it.
-        RecordCorrupt: it is none.
+        RecordCorrupt: it is not one.
     """
     try:
         version, length = _PREFIX.unpack_from(raw)

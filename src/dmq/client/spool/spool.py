@@ -149,7 +149,7 @@ class Spool:
         names = [topic.name for topic in store.queries.topics()]
         if SPOOL_TOPIC not in names:
             if any(not name.startswith(SYSTEM_PREFIX) for name in names):
-                raise WrongFormat(f"{self.directory} holds a broker's data and is no spool: name another directory")
+                raise WrongFormat(f"{self.directory} holds a broker's data and is not a spool: name another directory")
             store.create_topic(SPOOL_TOPIC, TopicConfig(queues=1), system=True)
         if store.queries.position(_GROUP, SPOOL_TOPIC, 0) is None:
             # Without it, retention would not know that somebody wants what is here.

@@ -121,7 +121,7 @@ def settled(state: Any) -> None:
     Raises:
         Rollback: the business refuses the message.
         Retry: it says UNKNOWN, or nothing.
-        InvalidRequest: that is no result.
+        InvalidRequest: that is not a result.
     """
     if state is BusinessState.SUCCESS:
         return

@@ -123,11 +123,11 @@ def _receive(connection: socket.socket, deadline: float) -> bytes:
 
     Raises:
         OSError: it does not come in time.
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     magic, version, length = _HEAD.unpack(_receive_exactly(connection, _HEAD.size, deadline))
     if magic != _MAGIC or version != _VERSION or length > _FRAME_BYTES_MAX:
-        raise ValueError("these bytes are no question or answer of a confirm service")
+        raise ValueError("these bytes are neither a question nor an answer of a confirm service")
     return _receive_exactly(connection, length, deadline)
 
 

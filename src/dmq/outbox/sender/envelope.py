@@ -146,7 +146,7 @@ def unpack_result(body: bytes) -> Result:
     """A result from the body of its message.
 
     Raises:
-        InvalidMessage: it is none.
+        InvalidMessage: it is not one.
     """
     try:
         result = _decoder.decode(body)

@@ -117,7 +117,7 @@ def groups_text(groups: Iterable[str] | None) -> str | None:
     """Expected groups as the table has them.
 
     Raises:
-        InvalidName, InvalidSettings: that is no list of groups.
+        InvalidName, InvalidSettings: that is not a list of groups.
     """
     if groups is None:
         return None

@@ -393,7 +393,7 @@ def _plain(session: Any) -> Any:
     """The session itself, where something stands before it.
 
     Raises:
-        InvalidSettings: it is none that can be sent with.
+        InvalidSettings: it is not one that can be sent with.
     """
     if isinstance(session, Session | Connection):
         return session

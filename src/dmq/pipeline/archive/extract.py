@@ -55,7 +55,7 @@ class Task(NamedTuple):
     end: int
     archive: str  # address
     tables: frozenset[str]
-    staging: str  # folder for settlements, which are no rows of a table yet
+    staging: str  # folder for settlements, which are not rows of a table yet
 
 
 @dataclass

@@ -122,7 +122,7 @@ class Folder(NamedTuple):
                 self.files.create_dir(f"{self.path}/{name}" if name else self.path, recursive=True)
 
     def delete(self, name: str = "") -> None:
-        """Delete a folder with all files in it, if it is there."""
+        """Delete a folder with all files in it, if it exists."""
         path = f"{self.path}/{name}" if name else self.path
         with store_errors(self.uri):
             if self.files.get_file_info(path).type == fs.FileType.Directory:

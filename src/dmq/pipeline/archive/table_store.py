@@ -5,7 +5,7 @@ Files are written before (`dmq.pipeline.archive.parquet`). A commit names them a
 far its writer has come: a version under an app id of its own. That pair makes a write happen once.
 
 What always holds: a commit is made on exactly the state of the table it was decided on. If another writer was quicker,
-the table is read again and all is decided anew, since the log itself does not refuse a version that is already there.
+the table is read again and all is decided anew, since the log itself does not refuse a version that already exists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dmq.pipeline.tables import ARCHIVED, SCHEMAS
 
 __all__ = ["Archive", "ColumnBounds", "LiveFile", "Table"]
 
-ColumnBounds = Mapping[str, tuple[Any, Any]]  # by column, the least and the greatest value wanted; None is no bound
+ColumnBounds = Mapping[str, tuple[Any, Any]]  # by column, the least and the greatest value wanted; None means no bound
 
 _TRIES: Final = 20
 _PAUSE_SECONDS: Final = 0.05
@@ -140,7 +140,7 @@ class Table:
     # --- changing it ------------------------------------------------------------------------------------------------
 
     def commit(self, adds: Sequence[Written], *, app_id: str, version: int, after: int | None = _ANY) -> bool:
-        """Append files, once: a version that is already there under this app id is not committed again.
+        """Append files, once: a version that already exists under this app id is not committed again.
 
         Parameters:
             adds: the files; none is a step, too, that moves the version on.

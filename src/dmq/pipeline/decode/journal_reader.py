@@ -317,7 +317,7 @@ class JournalReader:
 
         Parameters:
             wait: seconds to wait for one to become visible.
-            end: those that start there or later are not wanted; 0 is no end.
+            end: those that start there or later are not wanted; 0 means no end.
             topic_ids: only what concerns these topics is wanted; there may be nothing of it from `start` to `end`. A
                 broker that does not know how to leave something out sends all of it.
 

@@ -212,7 +212,7 @@ _TIME_MAX_MS: Final = np.uint64(253_402_300_799_999)  # the end of the year 9999
 
 
 class SystemRecord(NamedTuple):
-    """A record of the journal that is no message: an event, for `dmq.storage.state.events.decode_event`."""
+    """A record of the journal that is not a message: an event, for `dmq.storage.state.events.decode_event`."""
 
     journal_offset: int
     stored_at_ms: int

@@ -8,7 +8,7 @@ wait to be tried again. The position follows what the group settled last, so it 
 a queue counts from the first message that the group settled in it. Each queue's change counts in the minute it happens
 in, and the changes of all queues add up. When a topic is made again after it was deleted, what was left of the old one
 no longer counts. An event of an attempt above 1 after a failure came from the retry topic: it does not move the
-position, and the first one that is no failure ends the waiting.
+position, and the first one that is not a failure ends the waiting.
 
 What always holds: the same parts give the same rows, however they are divided into rows and files.
 """

@@ -5,7 +5,7 @@ letters the driver looks up whether they are known. The first time, and where th
 Spark counts whole days anew.
 
 What always holds: a message that died counts once for each group and attempt, on the day it was first stored as a dead
-letter; letters that the broker wrote again, to outlive the segment they lay in, are no new ones as long as the first
+letter; letters that the broker wrote again, to outlive the segment they lay in, are not new ones as long as the first
 lies within the lateness window. In whatever portions letters come, the parts add up to the same; parts and the mark
 that says what they are made of change in one commit.
 """
@@ -116,7 +116,7 @@ _PARTS: Final = f"""
         FROM {{letter}}
     ) AS numbered WHERE number <= {SAMPLES_MAX}
 """
-# Letters of new ones that are there already.
+# Letters of new ones that exist already.
 _KNOWN: Final = """
     SELECT message_id, "group", attempt, stored_at, broker, journal_offset, dt
     FROM read_parquet([{files}], hive_partitioning = false)

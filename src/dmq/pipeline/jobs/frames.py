@@ -81,7 +81,7 @@ __all__ = [
 
 
 # From when a broker had to store a message: when it was sent. One that was delayed, committed or replayed counts from
-# when it left the schedule, the half messages or the archive: waiting for that is no latency.
+# when it left the schedule, the half messages or the archive: waiting for that is not latency.
 OFFERED_AT: Final = f"CASE WHEN flags & {MOVED | REPLAYED} <> 0 THEN received_at ELSE sent_at END"
 _BATCH_ROWS: Final = 8192
 _PARTITIONS_MAX: Final = 512

@@ -121,7 +121,7 @@ def count_option(context: JobContext, name: str, default: int) -> int:
     """A number of things, 1 or more.
 
     Raises:
-        InvalidSettings: it is none.
+        InvalidSettings: it is not one.
     """
     found = optional_count(context, name)
     return default if found is None else found
@@ -131,7 +131,7 @@ def optional_count(context: JobContext, name: str) -> int | None:
     """A number of things, 1 or more, or None where nothing is said.
 
     Raises:
-        InvalidSettings: it is none.
+        InvalidSettings: it is not one.
     """
     text = context.options.get(name)
     if text is None:

@@ -145,7 +145,7 @@ class Engine:
         """The answer to one SELECT that somebody wrote, as far as the bounds go. Call `confine` before.
 
         Raises:
-            InvalidRequest: it is no SELECT, or DuckDB does not understand it.
+            InvalidRequest: it is not a SELECT, or DuckDB does not understand it.
             LimitReached: it takes more memory than is allowed.
             TimedOut: it took too long.
         """

@@ -203,7 +203,7 @@ def run_sql(uri: str, query: str, bounds: EngineBounds | None = None) -> Result:
     """What a SELECT over the archive's tables, under their names, gives.
 
     Raises:
-        InvalidRequest: it is no SELECT, or cannot be understood.
+        InvalidRequest: it is not a SELECT, or cannot be understood.
         LimitReached, TimedOut: it takes more than the bounds allow.
         StorageError: there is no archive, or its store does not answer; see `Archive.open`.
     """

@@ -33,7 +33,7 @@ from dmq.client.connection.pool import PoolSettings
 from dmq.client.connection.router import Router
 from dmq.client.connection.session import make_hello
 from dmq.client.connection.url import OneBroker
-from dmq.client.producer.lane_sender import LaneBatch, LaneSender
+from dmq.client.producer.numbered_sender import LaneBatch, LaneSender
 from dmq.client.producer.routes import Route
 from dmq.clock import SystemClock
 from dmq.errors import ArchiveConflict, DMQError, MessageTooLarge, SequenceConflict, StaleRoute, TimedOut, UnknownTopic

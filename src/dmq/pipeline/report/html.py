@@ -17,9 +17,8 @@ from html import escape
 from typing import Final, NamedTuple
 
 from dmq.pipeline.report import tables
-from dmq.pipeline.report.format import count, duration, listing, moment, printable, short, size
 from dmq.pipeline.report.model import Point, Report, Series
-from dmq.pipeline.report.tables import Grid
+from dmq.pipeline.report.tables import Grid, count, duration, listing, moment, printable, short, size
 
 __all__ = ["STYLE", "as_html", "bars", "columns", "lines", "nice_ticks", "scaled", "time_ticks"]
 

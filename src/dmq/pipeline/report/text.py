@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from dmq.pipeline.report import tables
-from dmq.pipeline.report.format import duration, milliseconds, moment, printable, short
 from dmq.pipeline.report.model import Report, Series
-from dmq.pipeline.report.tables import Grid
+from dmq.pipeline.report.tables import Grid, duration, milliseconds, moment, printable, short
 
 __all__ = ["as_text"]
 

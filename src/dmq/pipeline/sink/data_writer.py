@@ -44,7 +44,7 @@ from pyspark.sql.types import StructType
 
 import dmq
 from dmq.client.client import Client
-from dmq.client.producer.lane_sender import ANSWER_SECONDS, LaneBatch, LaneSender
+from dmq.client.producer.numbered_sender import ANSWER_SECONDS, LaneBatch, LaneSender
 from dmq.client.producer.routes import Route
 from dmq.clock import SystemClock
 from dmq.errors import (

@@ -359,7 +359,9 @@ def _columns(rows: pa.RecordBatch, first_row: int, topic: str | None) -> dict[st
                 column = column.cast(_TYPES[name])
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 if name != "key":  # keys may be any bytes
-                    raise InvalidMessage(f"column {name} has what is no {_TYPES[name]} in UTF-8 ({error})") from error
+                    raise InvalidMessage(
+                        f"column {name} has what is not a {_TYPES[name]} in UTF-8 ({error})"
+                    ) from error
         found[name] = column
     _refuse_nulls(found["value"], "value", first_row, "which becomes the body")
     if "topic" in found:

@@ -6,7 +6,7 @@ Spark keeps the offsets of a stream in its checkpoint, as the JSON of `dmq.pipel
 nothing of a stream, so that a commit has nothing to do.
 
 What always holds: options and columns are checked before a broker is asked; a read without matching messages has no
-rows, and is no error. Offsets rise from micro-batch to micro-batch, and are equal when nothing came. Under
+rows, and is not an error. Offsets rise from micro-batch to micro-batch, and are equal when nothing came. Under
 Trigger.AvailableNow nothing is read that came after the query began, so that it ends. A queue or topic that appears is
 read from its beginning; one that was deleted and created again is an error, or read from its beginning without
 `failOnDataLoss`. A loss is noticed before Spark writes the offsets of a batch into its checkpoint, so that a batch

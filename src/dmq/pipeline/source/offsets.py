@@ -102,7 +102,7 @@ def parse_offsets(raw: Any, option: str) -> StreamOffsets:
     """Offsets out of Kafka's JSON, as a text or already parsed.
 
     Raises:
-        InvalidSettings: it is none.
+        InvalidSettings: it is not one.
     """
     expected = (
         f'{option} is JSON such as {{"orders": {{"0": 23, "1": -2}}}}, with -2 for the earliest, -1 for the latest'

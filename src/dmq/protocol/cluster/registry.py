@@ -85,7 +85,7 @@ class RegistryRead(Header, frozen=True):
 
 
 class RegistryReadReply(Header, frozen=True):
-    """The entry, if it is there."""
+    """The entry, if it exists."""
 
     found: RegistryEntry | None = None
 

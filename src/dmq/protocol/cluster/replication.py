@@ -28,6 +28,7 @@ __all__ = [
 
 JOURNAL_BYTES_MAX: Final = 1 << 20  # of journal in one frame
 _EPOCHS_MAX: Final = 64
+_FOLLOWERS_MAX: Final = 16
 
 Replica = Annotated[int, Meta(ge=0)]
 # An epoch, the replica id of its leader, and the journal offset at which it began.
@@ -110,6 +111,7 @@ class StandingReply(Header, frozen=True):
     is_full: bool = False  # its disk takes no more of the journal
     silent_ms: Amount = 0  # since it last heard a leader, if it does not lead
     stalled_ms: Amount = 0  # how long the oldest waits of what it wrote as a leader and is not committed
+    keeping_up: Annotated[list[Replica], Meta(max_length=_FOLLOWERS_MAX)] = []  # who follows it and does, if it leads
 
 
 class Handover(Header, frozen=True):

@@ -73,7 +73,7 @@ def parse_name_servers(url: str) -> list[ServerAddress]:
     try:
         addresses = [parse_address(part, DEFAULT_PORT) for part in rest.rstrip("/").split(",")]
     except InvalidSettings as error:
-        raise InvalidSettings(f"{url!r}: {error.detail['address']!r} is no address: {expected}", url=url) from error
+        raise InvalidSettings(f"{url!r}: {error.detail['address']!r} is not an address: {expected}", url=url) from error
     return list(dict.fromkeys(addresses))
 
 

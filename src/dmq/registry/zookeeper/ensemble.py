@@ -57,7 +57,8 @@ def parse_ensemble(url: str) -> Ensemble:
         addresses = [parse_address(part, DEFAULT_PORT) for part in hosts.split(",")]
         root = check_path("/" + unquote(path.rstrip("/")))
     except InvalidSettings as error:
-        raise InvalidSettings(f"{shown!r}: {error.detail['address']!r} is no address: {_EXPECTED}", url=shown) from None
+        address = error.detail["address"]
+        raise InvalidSettings(f"{shown!r}: {address!r} is not an address: {_EXPECTED}", url=shown) from None
     except InvalidName as error:
         raise InvalidSettings(f"{shown!r}: {error.message}", url=shown) from None
     if root == ROOT:

@@ -71,4 +71,4 @@ def _told(said: str, zxid: int) -> ServerState:
         return ServerState(
             mode, "runs, and gives no session: check its log, and its limits of connections (maxClientCnxns)"
         )
-    return ServerState("", "is no ZooKeeper server, or does not allow the command srvr: check the address")
+    return ServerState("", "is not a ZooKeeper server, or does not allow the command srvr: check the address")

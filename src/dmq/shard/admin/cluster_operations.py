@@ -222,7 +222,7 @@ class ClusterOperations:
             or (kind == "shard" and "/" in rest)
             or (kind == "cluster" and rest)
         ):
-            raise InvalidSettings(f"{path!r} is no entry of a cluster: the file was not written by dmq cluster export")
+            raise InvalidSettings(f"{path!r} is not an entry of a cluster: dmq cluster export did not write the file")
         if is_foreign and kind not in _METADATA:
             return Outcome(path, "not taken: it is another cluster's"), []
         found = await self._registry.read(full)

@@ -54,6 +54,7 @@ from dmq.shard.admin.overview import Overview, Sighting, overview_of
 from dmq.shard.admin.record_change import (
     RecordChange,
     changed_record,
+    check_expulsion,
     difference,
     known_member,
     promoted_record,
@@ -325,7 +326,13 @@ class Operations:
                 "to remove"
             )
         await self._check_format(change)
-        before, after = await self._rewrite(name, lambda seen, is_again: changed_record(seen, change))
+
+        def decide(seen: Overview, is_again: bool) -> ShardContent | None:
+            if change.remove and not is_again:
+                known_member(seen, change.remove)
+            return changed_record(seen, change)
+
+        before, after = await self._rewrite(name, decide)
         what = difference(before.record, after.record)
         log.warning("shard changed", shard=name, by=by, change=what)
         return Done(what, after)
@@ -395,13 +402,18 @@ class Operations:
         """
         name = name or await self._shard_of(member)
         await self._check_format(RecordChange(expel=member))
-        if known_member(view := await self.shard(name), member).name == view.leader:
-            done = await self.drain(member, name, by=by)
-            if done.shard.leader in ("", member):
+        check_expulsion(view := await self.shard(name), member)
+        try:
+            if member == view.leader:
+                done = await self.drain(member, name, by=by)
+                if done.shard.leader in ("", member):
+                    raise ShardConflict(f"{member} leads on, and nobody has taken over: {done.what}", member=member)
+            change = RecordChange(expel=member)
+            before, after = await self._rewrite(name, lambda seen, is_again: changed_record(seen, change))
+        except ShardConflict:
+            if member == view.leader and member not in view.record.drained:
                 await self.drain(member, name, undo=True, by=by)
-                raise ShardConflict(f"{member} leads on, and nobody has taken over: {done.what}", member=member)
-        change = RecordChange(expel=member)
-        before, after = await self._rewrite(name, lambda seen, is_again: changed_record(seen, change))
+            raise
         log.warning("member removed", shard=name, member=member, by=by)
         what = difference(before.record, after.record)
         return Done(f"{what}. It does not stand or follow any more: stop it", after)
@@ -495,10 +507,10 @@ class Operations:
                 raise ShardConflict(f"{to} leads already: name another member", shard=view.name)
             if to in view.record.drained:
                 raise ShardConflict(f"{to} is drained: dmq shard drain {to} --undo first", shard=view.name)
-            if not member.is_in_sync:
+            if member.node is None or not member.is_in_sync:
+                why = "is not in sync" if member.node else "is not registered" if member.runs else "does not run"
                 raise ShardConflict(
-                    f"{to} cannot take over: it {'is not in sync' if member.node else 'does not run'}; "
-                    "dmq shard show says how far it is",
+                    f"{to} cannot take over: it {why}; dmq shard show says how far it is",
                     shard=view.name,
                 )
         if view.leader != self.broker:

@@ -16,7 +16,7 @@ import msgspec
 from dmq.protocol.cluster import shard as headers
 from dmq.protocol.cluster.replication import StandingReply
 from dmq.protocol.cluster.shard import Severity
-from dmq.registry.contents import LeaderContent, NodeContent, ShardContent, ShardState
+from dmq.registry.contents import LeaderContent, NodeContent, ShardContent, ShardState, hex_id
 from dmq.shard.election import Obstacle
 
 __all__ = ["Finding", "MemberView", "Overview", "Sighting", "finding_header", "overview_of", "shard_header"]
@@ -31,6 +31,7 @@ _PARKED: Final = "parked"
 _DOWN: Final = "down"
 _UNKNOWN: Final = "unknown"
 _NONE: Final = "none"
+_PASSING: Final = (Obstacle.FOLLOWING, Obstacle.LED, Obstacle.UNSETTLED)  # what ends by itself
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -76,6 +77,7 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
         node: what it registered; None if it does not run.
         said: what it answered; None if it did not.
         lag: bytes of the leader's journal that it has not; None if that is not known.
+        keeps_up: its leader says that it follows and keeps up: it runs, whether it is registered or not.
     """
 
     name: str
@@ -86,10 +88,15 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
     said: StandingReply | None
     lag: int | None
     skew_ms: int | None
+    keeps_up: bool = False
 
     @property
     def is_in_sync(self) -> bool:
-        return self.is_recorded and self.node is not None
+        return self.is_recorded and self.runs
+
+    @property
+    def runs(self) -> bool:
+        return self.node is not None or self.keeps_up
 
     @property
     def is_replaced(self) -> bool:
@@ -217,6 +224,7 @@ def overview_of(seen: Sighting) -> Overview:
     record = seen.record
     leader = _leader_of(seen)
     led_by = seen.said.get(leader)
+    keeping_up = set() if led_by is None else {hex_id(replica) for replica in led_by.keeping_up}
     members = []
     for name, replica in sorted(record.members.items()):
         node, said = seen.nodes.get(name), seen.said.get(name)
@@ -224,12 +232,13 @@ def overview_of(seen: Sighting) -> Overview:
             MemberView(
                 name=name,
                 replica=replica,
-                role=_role(leader == name, node, said),
+                role=_role(leader == name, node, said, keeps_up=replica in keeping_up),
                 is_recorded=replica in record.in_sync,
                 node=node,
                 said=said,
                 lag=None if led_by is None or said is None else max(0, led_by.end - said.end),
                 skew_ms=seen.skews.get(name),
+                keeps_up=replica in keeping_up,
             )
         )
     view = Overview(name=seen.name, record=record, leader=leader, members=members)
@@ -250,11 +259,13 @@ def _leader_of(seen: Sighting) -> str:
     return next(claims, "")
 
 
-def _role(is_leader: bool, node: NodeContent | None, said: StandingReply | None) -> str:
+def _role(is_leader: bool, node: NodeContent | None, said: StandingReply | None, *, keeps_up: bool) -> str:
     if is_leader:
         return "leader"
     if said is not None and said.role:
         return _ROLES.get(said.role, said.role)
+    if keeps_up:
+        return _ROLES[_FOLLOWING]
     return _DOWN if node is None else _UNKNOWN
 
 
@@ -342,6 +353,10 @@ def _without_leader(view: Overview) -> Iterator[Finding]:
 def _way_out(view: Overview, member: MemberView) -> str:
     """What helps a member of the set that does not stand."""
     others = [other.name for other in view.in_set if other.node is None]
+    if member.obstacle in _PASSING:
+        return f"wait, and ask again in a few seconds; if it lasts, look into the log of {member.name}"
+    if member.obstacle == Obstacle.DRAINED:
+        return f"dmq shard drain {member.name} --undo lets it lead again"
     if member.role == _PARKED:
         return f"look into its log; when its data is wrong, empty its directory and start {member.name} again"
     start = f"start {', '.join(others)}, to compare with; " if others else ""
@@ -421,12 +436,12 @@ def _silent_leader(view: Overview, leader: MemberView, session_seconds: float) -
             f"the leader {leader.name} does not answer on its port for members{where}",
             "check the network between the members: a leader that hears nobody in sync gives way after 20 s",
         )
+    heard = f"{_names(silent)} {'has' if len(silent) == 1 else 'have'} heard"
     since = min(0 if member.said is None else member.said.silent_ms for member in silent) / 1000
     within = f" within {session_seconds:g} s of its end" if session_seconds else ""
     return Finding(
         Severity.PROBLEM,
-        f"the leader {leader.name} does not answer, and {_names(silent)} have heard nothing of it for {since:.0f} s: "
-        "sends wait",
+        f"the leader {leader.name} does not answer, and {heard} nothing of it for {since:.0f} s: sends wait",
         f"if it has ended, so does its session in the registry{within}, and an election follows: ask again then. If "
         "this lasts, it hangs, or the network between the members is cut: see its log",
     )
@@ -435,7 +450,13 @@ def _silent_leader(view: Overview, leader: MemberView, session_seconds: float) -
 def _about_members(view: Overview) -> Iterator[Finding]:
     for member in view.members:
         name = member.name
-        if member.node is None:
+        if member.node is None and member.keeps_up:
+            yield Finding(
+                Severity.WARNING,
+                f"{name} follows and is not registered: its session with the registry is lost",
+                "it is back with its next session; if this lasts, check the network between it and the registry",
+            )
+        elif member.node is None:
             yield Finding(
                 Severity.WARNING,
                 f"{name} does not run",

@@ -15,7 +15,7 @@ from dmq.errors import InvalidSettings, ShardConflict, UnknownEntry
 from dmq.registry.contents import MEMBERS_MAX, REMOVED_MAX, ShardContent, ShardState
 from dmq.shard.admin.overview import MemberView, Overview
 
-__all__ = ["RecordChange", "changed_record", "difference", "known_member", "promoted_record"]
+__all__ = ["RecordChange", "changed_record", "check_expulsion", "difference", "known_member", "promoted_record"]
 
 
 class RecordChange(NamedTuple):
@@ -61,7 +61,11 @@ def changed_record(view: Overview, change: RecordChange) -> ShardContent | None:
     if change.remove and change.remove in before.members:
         wanted = _without(wanted, _removable(view, change.remove))
     if change.expel and change.expel in before.members:
-        wanted = _expelled(view, wanted, change.expel)
+        if change.expel == view.leader:
+            raise ShardConflict(
+                f"{change.expel} leads shard {view.name}: another member must lead first", member=change.expel
+            )
+        wanted = _expelled(wanted, known_member(view, change.expel))
     if change.add:
         wanted = _with_place(wanted, change.add)
     if change.drain:
@@ -77,7 +81,7 @@ def _check_numbers(before: ShardContent, wanted: ShardContent) -> None:
     if len(wanted.in_sync) < len(before.in_sync) and len(wanted.in_sync) < wanted.least:
         gone = ", ".join(name for name in before.members if name not in members)
         raise ShardConflict(
-            f"without {gone} the in-sync set would have {len(wanted.in_sync)} members, and min_in_sync is "
+            f"without {gone} only {len(wanted.in_sync)} would be left in the in-sync set, and min_in_sync is "
             f"{least}: let another member catch up first, or lower --min-in-sync, too",
             in_sync=len(wanted.in_sync),
             min_in_sync=least,
@@ -107,19 +111,26 @@ def _without(record: ShardContent, member: MemberView) -> ShardContent:
 
 def _removable(view: Overview, name: str) -> MemberView:
     member = known_member(view, name)
-    if member.node is not None or name == view.leader:
+    if member.runs or name == view.leader:
         raise ShardConflict(f"{name} runs: stop it first, or it joins again at once", member=name)
     return member
 
 
-def _expelled(view: Overview, record: ShardContent, name: str) -> ShardContent:
-    member = known_member(view, name)
-    if name == view.leader:
-        raise ShardConflict(f"{name} leads shard {view.name}: another member must lead first", member=name)
+def check_expulsion(view: Overview, name: str) -> None:
+    """Whether a member may be one no more, asked before a leader hands over for it.
+
+    Raises:
+        UnknownEntry, ShardConflict: it must not.
+    """
+    _check_current(view)
+    _check_numbers(view.record, _expelled(view.record, known_member(view, name)))
+
+
+def _expelled(record: ShardContent, member: MemberView) -> ShardContent:
     kept = islice(record.removed.items(), max(0, len(record.removed) + 1 - REMOVED_MAX), None)
     return msgspec.structs.replace(
         _without(record, member),
-        removed={**dict(kept), member.replica: name},
+        removed={**dict(kept), member.replica: member.name},
         replicas=max(record.min_in_sync, record.replicas - 1),
     )
 
@@ -139,7 +150,8 @@ def _with_place(record: ShardContent, name: str) -> ShardContent:
 
 def _drained(view: Overview, record: ShardContent, name: str) -> ShardContent:
     known_member(view, name)
-    others = [one for one in view.members if one.is_in_sync and one.name not in (name, *record.drained)]
+    able = [one for one in view.members if one.is_in_sync and one.node is not None]  # to be elected needs a session
+    others = [one for one in able if one.name not in (name, *record.drained)]
     if name in record.drained:
         return record
     if not others:
@@ -236,5 +248,5 @@ def difference(before: ShardContent, after: ShardContent) -> str:
         parts.append("it is asynchronous: what the leader alone has is acknowledged, and failover needs a command")
     elif before.asynchronous:
         parts.append("it is not asynchronous any more: sends wait until so many have caught up")
-    parts += [f"{name} is no member any more" for name in before.members if name not in after.members]
+    parts += [f"{name} is not a member any more" for name in before.members if name not in after.members]
     return ", ".join(parts)

@@ -70,4 +70,4 @@ class Visitor:
         raise self._refusal()
 
     def _refusal(self) -> NotInCluster:
-        return NotInCluster("this is no member of a shard: ask one with --url")
+        return NotInCluster("this is not a member of a shard: ask one with --url")

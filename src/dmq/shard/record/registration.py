@@ -69,6 +69,7 @@ class Registration:
                 try:
                     await self._write()
                 except (RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat) as error:
+                    self._waiting_since = None
                     log.debug("broker not registered", broker=self._broker, error=error)
                 except RegistryConflict as error:
                     await self._refused(error)
@@ -120,6 +121,7 @@ class Registration:
         view = self._view
         session, began_at = view.registry.session, self._clock.boottime()
         if not session:
+            self._waiting_since = None  # no session ends while the registry does not answer
             return
         entry = await view.registry.read(self._path)
         value = encode_content(msgspec.structs.replace(self._content, load=self._load()))
@@ -143,7 +145,7 @@ class Registration:
         self._sessions = {session}
 
     def deletion(self) -> list[Operation]:
-        """What takes the entry away along with something else, if it is there."""
+        """What takes the entry away along with something else, if it exists."""
         return [Delete(self._path, None)] if self.is_there else []
 
     def stop(self) -> None:

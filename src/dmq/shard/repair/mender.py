@@ -129,7 +129,7 @@ class Mender:
                 raise RecordCorrupt(f"no unit ends within {_PART_BYTES_MAX} bytes from {start} on", start=start)
         whole = whole_units(raw, start, _UNITS_MAX)
         if not whole:
-            raise RecordCorrupt(f"what came for journal offset {start} is no unit", offset=start)
+            raise RecordCorrupt(f"what came for journal offset {start} is not a unit", offset=start)
         return memoryview(raw)[:whole]
 
 

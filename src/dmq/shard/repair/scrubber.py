@@ -104,7 +104,7 @@ class Scrubber:
             await asyncio.sleep(seconds)
             try:
                 seconds = await self.step()
-            except Exception as error:  # it is no reason to stop serving
+            except Exception as error:  # it is not a reason to stop serving
                 log.error("the scrub cannot go on", once_for=(), error=error, exc_info=_unexpected(error))
                 seconds = _FAILED_SECONDS
 

@@ -204,7 +204,7 @@ class Intake:
                 return None
         self._applied_at = now
         follower.apply()
-        if self._checkpoint is None and self._replica.checkpoint_due:
+        if self._checkpoint is None and self._replica.is_checkpoint_due(is_far_behind=follower.is_far_behind):
             self._checkpoint = asyncio.ensure_future(self._write_checkpoint())
         return end
 

@@ -672,7 +672,7 @@ class Term:
             self._committed()
 
     async def give_up(self, *also: Operation) -> None:
-        """Delete `/leader`, in an answered write; it is no right to serve any more, whatever the answer.
+        """Delete `/leader`, in an answered write; it is not a right to serve any more, whatever the answer.
 
         Parameters:
             also: what is done in the same write.
@@ -708,7 +708,7 @@ class Term:
             NotLeader: it does not lead.
         """
         if self.is_over or not self._is_begun or self._is_held:
-            raise NotLeader("this member does not lead, or hands over already: ask again in a moment")
+            raise NotLeader("this member does not lead yet, or already hands over: dmq shard show says what for")
         replica, seat = self._successor(to)
         self._is_held = True
         try:

@@ -199,6 +199,9 @@ class Lookup:
 
     Parameters:
         piece: how many entries a merge has in memory at a time, more or less.
+
+    Attributes:
+        units_buffered: how many units wait for the next checkpoint.
     """
 
     def __init__(
@@ -211,18 +214,16 @@ class Lookup:
         self._span_max = span_max
         self._active = _Pending()
         self._frozen: _Pending | None = None
+        self.units_buffered = 0
         self.files: list[IndexFile] = []
         self._near: list[int] = []  # where some units start that follow each other: those asked for last
-
-    @property
-    def units_buffered(self) -> int:
-        return len(self._active.starts)
 
     def add(self, unit: Unit, offsets: Sequence[int] | npt.NDArray[np.int64]) -> None:
         """Take in a unit; `offsets` are those of its records, in the form that suits its rows."""
         pending = self._active
         pending.starts.append(unit.start)
         pending.times.append(unit.header.stored_at_ms)
+        self.units_buffered += 1
         if isinstance(unit.offsets, np.ndarray):
             if len(unit.hashes):
                 # A record has none, one or two hashes, so their number says nothing about whose they are.
@@ -244,6 +245,7 @@ class Lookup:
         pending, offset = self._active, int(unit.offsets[0])
         pending.starts.append(unit.start)
         pending.times.append(unit.header.stored_at_ms)
+        self.units_buffered += 1
         for value in unit.hashes:
             pending.hashes.append(int(value))
             pending.hash_offsets.append(offset)
@@ -349,7 +351,7 @@ class Lookup:
         """Set aside what a checkpoint is about to write."""
         assert self._frozen is None
         self._active.gather()  # here: a thread writes what is frozen, while it is still asked
-        self._frozen, self._active = self._active, _Pending()
+        self._frozen, self._active, self.units_buffered = self._active, _Pending(), 0
 
     def unfreeze(self) -> None:
         """The checkpoint failed; what was set aside waits for the next one."""
@@ -358,6 +360,7 @@ class Lookup:
         for name in _Pending.__slots__:
             getattr(self._frozen, name).extend(getattr(self._active, name))
         self._active, self._frozen = self._frozen, None
+        self.units_buffered = len(self._active.starts)
 
     def write_frozen(self, start: int, end: int, journal_start: int) -> list[IndexFile]:
         """Write what was set aside as covering [start, end) of the journal, and merge where it is time to.

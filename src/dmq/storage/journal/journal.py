@@ -24,6 +24,7 @@ What always holds: a window holds whole units, one after another without a gap; 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import re
 from bisect import bisect_right
@@ -36,7 +37,17 @@ from dmq.errors import Damaged, DMQError, ForeignFile, StorageError, StoreFailed
 from dmq.storage.file_pool import FilePool
 from dmq.storage.files import Buffer, File, Files
 
-__all__ = ["FOLDER", "FlushPolicy", "Journal", "Segment", "SegmentRead", "WindowCache", "list_segments", "segment_path"]
+__all__ = [
+    "FOLDER",
+    "FlushPolicy",
+    "FlushTicket",
+    "Journal",
+    "Segment",
+    "SegmentRead",
+    "WindowCache",
+    "list_segments",
+    "segment_path",
+]
 
 FOLDER: Final = "journal"
 _NAME: Final = re.compile(r"(\d{20})\.journal")
@@ -343,6 +354,25 @@ class Journal:
             if file is not None:
                 file.close()
         self._tail = self._retired = None
+
+
+class FlushTicket:
+    """A flush under way: `run` blocks for the disk and changes nothing else."""
+
+    __slots__ = ("_file", "_journal", "end")
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._file, self.end = journal.flush_target()
+
+    def run(self) -> None:
+        try:
+            self._file.sync()
+        except StorageError as error:
+            # The file may be closed by now, its segment being long flushed and full. Any other error counts: the kernel
+            # tells of a lost page once, and another flush of the segment may have got that answer.
+            if error.detail.get("errno") != errno.EBADF or self._journal.flushed < self.end:
+                raise
 
 
 _QUICK_SECONDS: Final = 0.001

@@ -22,7 +22,6 @@ What always holds: nothing is changed here; a unit that is laid out may be throw
 
 from __future__ import annotations
 
-import errno
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +37,7 @@ from dmq.model import Durability
 from dmq.records.layout import FLAGS_AT, IPV6, JOURNAL_OFFSET_AT, RELATIVE_MAX, SENT, STAMPED, TAG_AT
 from dmq.settings import StoreSettings
 from dmq.storage.disk_space import DiskSpace
-from dmq.storage.journal.journal import Journal, WindowCache
+from dmq.storage.journal.journal import FlushTicket, Journal, WindowCache
 from dmq.storage.journal.unit import (
     BLOCKS_VERSION,
     CHECKED,
@@ -59,30 +58,11 @@ from dmq.storage.state.events import DelaysDone, Event, SnapshotTaken, unpack_of
 from dmq.storage.state.producers import Place
 from dmq.storage.state.state import State
 
-__all__ = ["Beginning", "FlushTicket", "Lone", "Sender", "UnitHead", "Unusual", "Visibility", "Writer"]
+__all__ = ["Beginning", "Lone", "Sender", "UnitHead", "Unusual", "Visibility", "Writer"]
 
 _SNAPSHOT_PART: Final = 1 << 20
 _DISK_CHECK_BYTES: Final = 16 << 20
 _new: Final = tuple.__new__  # a call of a tuple's class costs twice as much
-
-
-class FlushTicket:
-    """A flush under way: `run` blocks for the disk and changes nothing else."""
-
-    __slots__ = ("_file", "_journal", "end")
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._file, self.end = journal.flush_target()
-
-    def run(self) -> None:
-        try:
-            self._file.sync()
-        except StorageError as error:
-            # The file may be closed by now, its segment being long flushed and full. Any other error counts: the kernel
-            # tells of a lost page once, and another flush of the segment may have got that answer.
-            if error.detail.get("errno") != errno.EBADF or self._journal.flushed < self.end:
-                raise
 
 
 class Beginning(NamedTuple):
@@ -152,7 +132,7 @@ class Writer:
     def append(
         self, items: Sequence[Batch | Event], durability: Durability, *, atomic: bool, upkeep: bool = False
     ) -> list[Placement]:
-        """See `MessageStore.append`. `upkeep` is written on a disk nearly full, too: it is there to free space."""
+        """See `MessageStore.append`. `upkeep` is written on a disk nearly full, too: it frees space."""
         placed = self._append(items, durability, atomic=atomic, upkeep=upkeep)
         return [placed[index] for index in range(len(items))]
 
@@ -388,9 +368,6 @@ class Writer:
 
     # --- flushing ---------------------------------------------------------------------------------------------------
 
-    def begin_flush(self) -> FlushTicket:
-        return FlushTicket(self._journal)
-
     def finish_flush(self, ticket: FlushTicket, error: StorageError | None = None) -> None:
         if error is not None:
             raise self._journal.flush_failed(error) from error
@@ -398,7 +375,7 @@ class Writer:
         self._advance()
 
     def flush(self) -> None:
-        ticket = self.begin_flush()
+        ticket = FlushTicket(self._journal)
         try:
             ticket.run()
         except StorageError as error:

@@ -81,7 +81,7 @@ class Backup:
             self.files: dict[str, dict[str, int]] = self.facts["files"]
             self.bytes = sum(entry["bytes"] for entry in self.files.values())
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise WrongFormat(f"{folder} is no complete backup: name a folder that dmq backup made") from None
+            raise WrongFormat(f"{folder} is not a complete backup: name a folder that dmq backup made") from None
 
     def check(self) -> None:
         """Read everything and compare.

@@ -1,7 +1,7 @@
 """What the disk refused to read of the journal, and for how long.
 
 A disk may refuse once and give the bytes a moment later: a cable, a controller that is reset, a path to a storage
-network. So the first refusal of a range is no damage yet, and nobody passes over its messages. The range is damaged
+network. So the first refusal of a range is not damage yet, and nobody passes over its messages. The range is damaged
 once it was refused for `PATIENCE_SECONDS`, and three times at least; or when it lies close to one that was. A bad spot
 of a disk has many units as a rule, and a queue should not wait for each of them.
 

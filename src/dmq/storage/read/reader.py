@@ -34,7 +34,7 @@ from dmq.records.hashes import id_hash, key_hash
 from dmq.records.stand_in import placeholder, stand_in
 from dmq.records.view import RecordView
 from dmq.storage.files import Buffer, is_refusal
-from dmq.storage.index.queue_index import Columns
+from dmq.storage.index.queue_index import Columns, choose_entries
 from dmq.storage.journal.journal import Journal, WindowCache
 from dmq.storage.journal.unit import (
     BLOCKS_VERSION,
@@ -49,7 +49,6 @@ from dmq.storage.journal.unit import (
     read_header,
     whole_units,
 )
-from dmq.storage.read.entry_choice import choose_entries
 from dmq.storage.read.read_failures import PATIENCE_SECONDS, ReadFailures
 from dmq.storage.read.record_origin import Identities, IdRun
 from dmq.storage.state.derived import Derived, message_id_of

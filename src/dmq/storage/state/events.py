@@ -162,7 +162,7 @@ class SubscriptionPut(_Event, frozen=True, tag=13):
 
 
 class LimitPut(_Event, frozen=True, tag=14):
-    """How much a second may be sent to a topic, or by an app; one without numbers is no limit any more."""
+    """How much a second may be sent to a topic, or by an app; one without numbers removes the limit."""
 
     topic_id: int  # 0: it is one of an app
     app: str = ""

@@ -71,7 +71,7 @@ class ProducerTable:
         return {} if producer is None else {key: places[-1] for key, places in producer.queues.items()}
 
     def look(self, producer_id: int, epoch: int, queue_key: int, first_sequence: int, count: int) -> Place | None:
-        """The place of the batch if it is there already, None if it is new.
+        """The place of the batch if it was stored before, None if it is new.
 
         Raises:
             StaleEpoch: a newer instance of the producer has written since.

@@ -414,9 +414,9 @@ class State:
             at: the journal offset of its unit.
         """
         match event:
-            case Settled(group, topic_id, queue):
+            case Settled(group, topic_id, queue, start, count, _, bitmap):
                 if topic_id in self.topics_by_id:
-                    ranges = bitmap_runs(event.start, event.count, event.bitmap)
+                    ranges = ((start, start + count),) if count and not bitmap else bitmap_runs(start, count, bitmap)
                     self._settle(group, topic_id, queue, ranges)
                     if event.outcome in (Outcome.RETRIED, Outcome.CARRIED):
                         self._on_the_way(event)

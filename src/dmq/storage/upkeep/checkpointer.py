@@ -14,7 +14,7 @@ from dmq.storage.delay import wheel as wheel_module
 from dmq.storage.file_pool import FilePool, remove_tree
 from dmq.storage.files import Files
 from dmq.storage.index import lookup, queue_index
-from dmq.storage.journal.unit_writer import FlushTicket
+from dmq.storage.journal.journal import FlushTicket
 from dmq.storage.state.derived import (
     POSITIONS_FOLDER,
     Checkpoint,

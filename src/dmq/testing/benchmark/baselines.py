@@ -93,7 +93,7 @@ class Echo:
 
 
 def fdatasync_seconds(folder: str, count: int, size: int) -> list[float]:
-    """The seconds of each of `count` small writes with an fdatasync, in a file that is there already."""
+    """The seconds of each of `count` small writes with an fdatasync, in a file that exists already."""
     taken = []
     with tempfile.TemporaryFile(dir=folder) as file:
         fd = file.fileno()

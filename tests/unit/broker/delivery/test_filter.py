@@ -180,7 +180,7 @@ def test_a_pull_that_does_not_wait_waits_for_the_end_of_a_look() -> None:
     answers: list[Handed | None] = []
     channel = group.channel
     pull = WaitingPull(object(), Demand(group.member, 10, 1 << 20, LEASE_MS), 1, answers.append)
-    assert not channel.try_pull(pull, 1)
+    assert channel.try_pull(pull.demand, 1) is None
     channel.wait(pull)
     for _ in range(2):
         channel.tick(50)
@@ -197,7 +197,7 @@ def test_a_look_that_ends_without_a_match_lets_a_pull_go_empty() -> None:
     answers: list[Handed | None] = []
     channel = group.channel
     pull = WaitingPull(object(), Demand(group.member, 10, 1 << 20, LEASE_MS), 1, answers.append)
-    assert not channel.try_pull(pull, 1)
+    assert channel.try_pull(pull.demand, 1) is None
     channel.wait(pull)
     channel.pump(50)
     assert not answers

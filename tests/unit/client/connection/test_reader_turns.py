@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 
 import pytest
 
-from dmq.client.connection.connection import Turns
+from dmq.client.connection.connection import WATCH_SECONDS, Turns
 from dmq.client.connection.threads import Waiter
 from tests.patience import eventually
 
@@ -209,3 +209,43 @@ def test_the_background_thread_makes_room_for_one_that_waits(wire: Wire) -> None
     wire.send("third")
     assert wire.reader_of("third") == "follower of third"
     wire.turns.attention -= 1
+
+
+def test_a_lender_that_is_back_before_anybody_looked_wakes_nobody_again(wire: Wire) -> None:
+    turns, follower, lender = wire.turns, Waiter(), Waiter()
+
+    def lend() -> None:
+        turns.join(lender, is_patient=True)
+        assert turns.take()
+        turns.release()
+        turns.part(lender, is_patient=True, is_lent=True)
+
+    turns.join(follower, is_patient=True)
+    lend()
+    assert follower.wait(0), "the first time it is woken"
+    turns.join(lender, is_patient=True)
+    assert turns.take()
+    assert turns.patience(follower) == WATCH_SECONDS
+    turns.release()
+    turns.part(lender, is_patient=True, is_lent=True)
+    lend()
+    assert not follower.wait(0), "it watches"
+    assert turns.patience(follower) == WATCH_SECONDS
+    assert turns.patience(follower) == 0.0, "nothing was lent since"
+    assert turns.take()
+    turns.release()
+    turns.part(follower, is_patient=True, is_lent=False)
+
+
+def test_a_thread_that_watches_reads_at_once_when_nobody_does_and_nobody_is_back_soon(wire: Wire) -> None:
+    turns, watcher, other = wire.turns, Waiter(), Waiter()
+    turns.join(watcher, is_patient=True)
+    turns.join(other, is_patient=True)
+    assert turns.take()
+    turns.release()
+    turns.part(other, is_patient=True, is_lent=True)
+    assert turns.patience(watcher) == WATCH_SECONDS
+    turns.join(other, is_patient=True)
+    turns.part(other, is_patient=True, is_lent=False)
+    assert turns.patience(watcher) == 0.0
+    turns.part(watcher, is_patient=True, is_lent=False)

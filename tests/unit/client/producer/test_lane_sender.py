@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from dmq.client.connection.router import Router
-from dmq.client.producer.lane_sender import LaneBatch, LaneSender
+from dmq.client.producer.numbered_sender import LaneBatch, LaneSender
 from dmq.errors import Busy, DMQError, InvalidMessage, NotConnected, SequenceConflict, TimedOut
 from dmq.model import Durability
 from dmq.protocol import Flag

@@ -55,7 +55,7 @@ def test_pydantic_models_may_stand_in_lists_and_unions() -> None:
     orders: Any = types.GenericAlias(list, (order,))
     assert decode_body(check_type(orders), b'[{"number": 3}]') == [order(number=3)]
     assert decode_body(check_type(order | refund), b'{"amount": 3}') == refund(amount=3)
-    with pytest.raises(InvalidMessage, match=r"^the body is no list\[.*\]: 0\.number: [^\n]+$"):
+    with pytest.raises(InvalidMessage, match=r"^the body is not of type list\[.*\]: 0\.number: [^\n]+$"):
         decode_body(orders, b'[{"number": "x"}]')
 
 

@@ -19,9 +19,9 @@ from dmq.errors import InvalidSettings, StorageError
 from dmq.pipeline.archive.table_store import Archive
 from dmq.pipeline.report import collector
 from dmq.pipeline.report.collector import collect
-from dmq.pipeline.report.format import count, duration, milliseconds, printable, short, size
 from dmq.pipeline.report.html import as_html, bars, columns, lines, nice_ticks, scaled, time_ticks
 from dmq.pipeline.report.model import Point, Report, Series
+from dmq.pipeline.report.tables import count, duration, milliseconds, printable, short, size
 from dmq.pipeline.report.text import as_text
 from tests.archive_rows import MIDNIGHT, Days, archive_rows, made
 from tests.spark import plain_tables

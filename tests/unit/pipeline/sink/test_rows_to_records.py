@@ -195,7 +195,7 @@ def test_a_row_that_cannot_be_sent_is_named() -> None:
     fails("row 1 of the partition: value is null", value=pa.array([b"a", None]))
     fails("row 1 of the partition: delay is from 0 to", delay=pa.array([1.0, -2.0]))
     fails("row 0 of the partition: business_id is null", business_id=pa.array([None, "u"]))
-    fails("column tag has what is no string in UTF-8", tag=pa.array([b"\xff", b"k"]))
+    fails("column tag has what is not a string in UTF-8", tag=pa.array([b"\xff", b"k"]))
 
 
 class Remembering:

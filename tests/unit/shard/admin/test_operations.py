@@ -198,6 +198,7 @@ def test_a_registry_that_goes_away_in_the_middle_leaves_it_open_and_says_so() ->
         (RecordChange(min_in_sync=4), InvalidSettings, "min_in_sync 4 is above replicas 3"),
         (RecordChange(replicas=1, min_in_sync=1), InvalidSettings, "the shard has 3 members"),
         (RecordChange(remove="b"), ShardConflict, "b runs: stop it first"),
+        (RecordChange(remove="d"), UnknownEntry, "shard s1 has no member 'd': those it has: a, b, c"),
     ],
 )
 def test_a_change_that_makes_no_sense_is_refused(change: RecordChange, kind: type[DMQError], words: str) -> None:
@@ -217,10 +218,10 @@ def test_a_member_that_is_gone_for_good_is_removed_but_never_below_the_least() -
         assert hex_id(C) not in now.lives
         await scene.others.write([Delete(PATHS.node("b"), None)])
         remove = scene.operations.change("s1", RecordChange(remove="b"), by="me")
-        await check_refusal(remove, ShardConflict, "the in-sync set would have 1 members, and min_in_sync is 2")
+        await check_refusal(remove, ShardConflict, "only 1 would be left in the in-sync set, and min_in_sync is 2")
         done = await scene.operations.change("s1", RecordChange(min_in_sync=1, remove="b"), by="me")
         assert done.shard.record.in_sync == [hex_id(A)]
-        assert done.what == "min_in_sync is 1, replicas is 3, b is no member any more"
+        assert done.what == "min_in_sync is 1, replicas is 3, b is not a member any more"
 
     run(story, nodes="ab")
 

@@ -77,6 +77,21 @@ def test_a_follower_that_catches_up_is_told_with_its_lag() -> None:
     assert (Severity.WARNING, "c runs and is not in sync, 600 bytes behind") in told(view)
 
 
+def test_a_follower_that_lost_its_session_and_keeps_up_is_in_sync() -> None:
+    gone = without("b", "c")
+    view = sight(**gone | {"said": {"a": reply("a", keeping_up=[B])}})
+    assert [(one.name, one.role, one.is_in_sync) for one in view.members] == [
+        ("a", "leader", True),
+        ("b", "follower", True),
+        ("c", "down", False),
+    ]
+    assert told(view) == [
+        (Severity.WARNING, "only 2 of 3 are in sync: with one less, sends are refused"),
+        (Severity.WARNING, "b follows and is not registered: its session with the registry is lost"),
+        (Severity.WARNING, "c does not run"),
+    ]
+
+
 def test_a_leader_without_its_session_is_still_the_leader() -> None:
     view = sight(leader=None)
     assert view.leader == "a"
@@ -158,6 +173,16 @@ def test_a_leader_that_one_member_hears_serves() -> None:
             "b does not stand: its journal has diverged",
             "look into its log",
         ),
+        (
+            {"said": {"b": reply("b", obstacle=Obstacle.FOLLOWING), "c": reply("c", obstacle=Obstacle.FOLLOWING)}},
+            "b does not stand: it still follows",
+            "wait, and ask again in a few seconds",
+        ),
+        (
+            {"nodes": {"b": node("b")}, "said": {"b": reply("b", role="waiting", obstacle=Obstacle.DRAINED)}},
+            "b does not stand: it is drained",
+            "dmq shard drain b --undo",
+        ),
     ],
 )
 def test_a_shard_without_a_leader_says_why_and_what_to_do(more: dict[str, Any], what: str, advice: str) -> None:
@@ -168,6 +193,7 @@ def test_a_shard_without_a_leader_says_why_and_what_to_do(more: dict[str, Any], 
     assert first.what.startswith("there is no leader")
     assert what in first.what
     assert advice in first.advice
+    assert not first.advice.startswith("or")
 
 
 def test_if_the_set_is_gone_the_furthest_of_the_others_is_named() -> None:

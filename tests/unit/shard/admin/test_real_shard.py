@@ -66,7 +66,7 @@ def test_a_shard_goes_on_with_fewer_copies_when_it_is_told_to() -> None:
         assert [one.is_in_sync for one in view.members].count(True) == 1
         gone, kept = (other.name for other in others)  # both are kept in the set, or nobody could be elected
         await admin.change("", RecordChange(remove=gone), by="me")
-        with pytest.raises(ShardConflict, match="the in-sync set would have 1"):
+        with pytest.raises(ShardConflict, match="only 1 would be left in the in-sync set"):
             await admin.change("", RecordChange(remove=kept), by="me")
         await admin.change("", RecordChange(min_in_sync=1), by="me")
         await shard.until(lambda: not is_refused(leader))
@@ -196,6 +196,19 @@ def test_a_leader_that_is_removed_hands_over_and_is_told() -> None:
         await operations(other).add("s", leader.name, by="me")
         await shard.until(lambda: len(shard.leader.member.report().in_sync) == 3)
         assert leader.journal() == shard.leader.journal()
+
+    in_shard(test)
+
+
+def test_a_leader_without_which_too_few_were_left_is_not_removed_and_leads_on() -> None:
+    async def test(shard: Shard) -> None:
+        leader = await shard.start_with_topic()
+        other = next(one for one in shard.machines if one is not leader)
+        await operations(other).change("s", RecordChange(min_in_sync=3), by="me")
+        with pytest.raises(ShardConflict, match="min_in_sync is 3"):
+            await operations(other).remove(leader.name, by="me")
+        view = await operations(other).shard("s")
+        assert (view.leader, view.record.epoch, view.record.drained) == (leader.name, 1, [])
 
     in_shard(test)
 

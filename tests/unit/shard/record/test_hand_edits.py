@@ -167,6 +167,30 @@ def test_a_broker_waits_for_the_session_of_its_last_process_and_says_so(caplog: 
     assert "another process" not in caplog.text
 
 
+def test_a_broker_waits_for_its_last_session_as_long_as_the_registry_is_away(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    async def test(shard: Shard) -> None:
+        await shard.start()
+        follower = shard.followers[0]
+        last = follower.registry.session
+        await follower.kill()
+        follower.start()
+        await shard.until(lambda: "is still registered broker=b" in caplog.text)
+        follower.registry.cut()
+        for _ in range(60):  # a registry that is away ends no session
+            shard.registry.renew(last)
+            await asyncio.sleep(0.5)
+        follower.registry.mend()
+        for _ in range(4):
+            shard.registry.renew(last)
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(10)
+
+    in_shard(test)
+    assert "another process" not in caplog.text
+
+
 def test_two_brokers_of_one_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
     async def test(shard: Shard) -> None:
         other = shard.registry.connect(beats=True)

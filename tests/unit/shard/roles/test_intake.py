@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import msgspec
 import pytest
 
 from dmq.errors import NotConnected
@@ -85,7 +86,7 @@ class IntakeRig:
         self.by_threads = 0
         self.confirmed: list[tuple[Confirm, int, int]] = []
         self.following = ScriptedFollowing(self._confirmed)
-        follower = Follower(self.replica, Promise(0.0), 1)
+        follower = self.follower = Follower(self.replica, Promise(0.0), 1)
         follower.begin(self.leader.follow(follower.request()))
         directory = Directory(files, self.replica.settings, self.clock, on_disk=self._on_disk)
         place = Place(broker="b", shard="s", address="h:1", replication_address="h:2")
@@ -123,9 +124,7 @@ class IntakeRig:
         for _ in range(units):
             self.write()
             self.push()
-            async with asyncio.timeout(PATIENCE_S):
-                while not self.confirmed or self.confirmed[-1][0].flushed < self.store.queries.end:
-                    await asyncio.sleep(0)
+            await until_taken(self)
 
 
 class SlowFiles:
@@ -199,6 +198,12 @@ async def until_applied(rig: IntakeRig, offset: int) -> None:
         await asyncio.sleep(0)
 
 
+async def until_taken(rig: IntakeRig) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not rig.confirmed or rig.confirmed[-1][0].flushed < rig.store.queries.end:
+            await asyncio.sleep(0)
+
+
 def hold_time() -> Callable[[float], None]:
     """Stop the loop's clock, as an intake sees it; returns what moves it on."""
     loop = asyncio.get_running_loop()
@@ -246,6 +251,26 @@ def test_units_are_applied_when_they_come_to_a_megabyte() -> None:
             await rig.follow(1)
             waiting = max(waiting, rig.replica.end - rig.replica.applied)
         assert 1 << 19 < waiting < 3 << 19
+
+    run(test)
+
+
+def test_checkpoints_are_rarer_while_much_of_what_is_committed_is_still_to_come() -> None:
+    async def test(rig: IntakeRig) -> None:
+        await rig.follow(1)
+        replica, is_there = rig.replica, []
+        replica.settings = msgspec.structs.replace(replica.settings, checkpoint_bytes=1 << 20)
+        for to_come in (1 << 40, 0):
+            end = replica.end + (3 << 20)
+            while rig.store.queries.end < end:
+                rig.write(topics=4000)
+            for frame, body in rig.leader.frames(replica.membership.replica_id, 1.0):
+                rig.following.push(msgspec.structs.replace(frame, committed=frame.committed + to_come), body)
+            await until_taken(rig)
+            await until_applied(rig, end - (1 << 20))
+            is_there.append(replica.files.exists("checkpoint"))
+            rig.follower._committed = 0  # as if the rest had come
+        assert is_there == [False, True]
 
     run(test)
 
