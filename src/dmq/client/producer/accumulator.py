@@ -437,8 +437,10 @@ class Accumulator:
 
     def _return_room(self, batch: SendBatch) -> None:
         """Give back what a batch has not used of its room, and put what has used it with the others."""
-        bodies, keys = batch.bodies + batch.pairs[::2], batch.keys + batch.pairs[1::2]
-        batch.bodies, batch.keys, batch.pairs = bodies, keys, []  # type: ignore[assignment]
+        # No call among these three, so that an exception of a signal's handler finds all of them done, or none.
+        batch.bodies += batch.pairs[::2]  # type: ignore[arg-type]
+        batch.keys += batch.pairs[1::2]  # type: ignore[arg-type]
+        batch.pairs = []
         self.bytes -= batch.room
         batch.bytes -= batch.room
         self.messages -= batch.reserved_messages - batch.count
