@@ -420,7 +420,7 @@ class Subscription(Generic[P]):
         self._tell_queues()
         if dropped:
             # Behind the assignment, or they would come straight back.
-            self._core.release_queues(self.book, frozenset(dropped))
+            self._core.release_waiting(self.book, frozenset(dropped))
 
     def _tell_queues(self) -> None:
         """Tell the broker which queues we take, if they are others than it knows of."""
@@ -439,7 +439,7 @@ class Subscription(Generic[P]):
     def _give_back_stray(self, leases: Sequence[Lease]) -> None:
         """Give back what was on its way from queues that we had dropped by then."""
         if stray := {lease.queue for lease in leases}.difference(self.queues):
-            self._core.release_queues(self.book, stray)
+            self._core.release_waiting(self.book, stray)
 
 
 class Subscriptions(Generic[P]):
