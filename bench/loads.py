@@ -149,6 +149,9 @@ class _MeteredFile:
     def allocate(self, size: int) -> None:
         self._file.allocate(size)
 
+    def reserve(self, start: int, end: int) -> bool:
+        return self._file.reserve(start, end)
+
     def size(self) -> int:
         return self._file.size()
 

@@ -39,6 +39,7 @@ _RATE_SECONDS: Final = 3.0
 _LOOK_SECONDS: Final = 0.005
 _LEVEL_SHARE: Final = 0.95
 _LONE_MESSAGES: Final = 500
+_IDLE_SECONDS: Final = 6.0  # until a leader that has written counts as one that does not, and sends at full speed
 
 
 class ShardBench(NamedTuple):
@@ -132,6 +133,7 @@ def catching_up(bench: ShardBench) -> list[Row]:
     with Cluster(bench.folder / "catch-up") as cluster:
         cluster.start("a")
         fill(cluster, "a", bench.journal_bytes)
+        time.sleep(_IDLE_SECONDS)
         copies, caught = [], []
         for turn in range(bench.rounds + 1):
             copy, one = checksummed_copy(cluster.data("a"), bench.folder / "copy"), catch_up(cluster)

@@ -93,6 +93,23 @@ def lone_answer(bytes data not None, uint32_t correlation):
     return header[2], dmq_get64(header + 4), header[21]
 
 
+def sealed_produce_answer(
+    uint32_t correlation, uint8_t queue, uint64_t first_offset, uint64_t journal_offset, uint8_t durability
+):
+    """The answer to a message that is new, with the frame's checksum; see `dmq.protocol.commands`."""
+    cdef Py_ssize_t size = FRAME_HEAD_BYTES + ANSWER_BYTES + FRAME_CRC_BYTES
+    cdef bytes frame = PyBytes_FromStringAndSize(NULL, size)
+    cdef uint8_t *start = <uint8_t *>PyBytes_AS_STRING(frame)
+    cdef uint8_t *header = start + FRAME_HEAD_BYTES
+    _put_head(start, size, RESPONSE, correlation, ANSWER_BYTES)
+    header[0], header[1], header[2], header[3], header[12] = 0x95, 0xCC, queue, 0xCF, 0xCF
+    dmq_put64(header + 4, first_offset)
+    dmq_put64(header + 13, journal_offset)
+    header[21], header[22] = durability, 0xC2
+    dmq_put32(start + size - FRAME_CRC_BYTES, dmq_crc32c(start, size - FRAME_CRC_BYTES, 0))
+    return frame
+
+
 def whole_request(buffer, Py_ssize_t size):
     """The bytes of a small request, its command, its correlation, and where its body begins.
 

@@ -159,6 +159,33 @@ def test_truncate_cuts_and_grows_with_zeros(files: Files) -> None:
     assert files.size("a") == 6
 
 
+def test_space_that_is_reserved_changes_nothing_that_can_be_read(files: Files) -> None:
+    file = files.open("a", create=True, write=True)
+    file.write(0, [b"abc"])
+    file.reserve(3, 1 << 20)
+    assert file.size() == 3
+    assert file.read(0, 10) == b"abc"
+    file.write(3, [b"def"])
+    file.truncate(4)
+    file.write(4, [b"gh"])
+    assert (file.size(), file.read(0, 10)) == (6, b"abcdgh")
+    file.close()
+    assert content(files, "a") == b"abcdgh"
+
+
+def test_space_that_was_reserved_and_not_used_is_given_back_when_the_file_is_closed(tmp_path: Path) -> None:
+    file = OsFiles(tmp_path).open("a", create=True, write=True)
+    file.write(0, [bytes(1000)])
+    file.sync()
+    taken = (tmp_path / "a").stat().st_blocks
+    if not file.reserve(1000, 1 << 20):
+        file.close()
+        pytest.skip("nothing is reserved without the extension, or on this file system")
+    assert (tmp_path / "a").stat().st_blocks >= (1 << 20) // 512
+    file.close()
+    assert (tmp_path / "a").stat().st_blocks == taken
+
+
 def test_two_handles_see_the_same_bytes(files: Files) -> None:
     writer, reader = files.open("a", create=True, write=True), files.open("a")
     writer.write(0, [b"x"])

@@ -167,3 +167,13 @@ def test_a_name_server_that_does_not_end_is_not_waited_for_as_long_as_members() 
         for number, handler in before.items():
             signal.signal(number, handler)
     assert name_server.deadline < time.monotonic() + 10.0 < member.deadline
+
+
+def test_a_folder_that_cannot_be_made_is_told_in_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["dev", "--shards", "1", "--data", str(tmp_path / "file" / "data")])
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "cannot be made a directory (Not a directory)" in told
+    assert told.count("\n") == 1

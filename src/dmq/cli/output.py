@@ -42,7 +42,7 @@ def sleep_while_read(seconds: float) -> None:
     """Wait for so long, or until nobody can read stdout any more: a write alone would tell that, at the next message.
 
     Raises:
-        BrokenPipeError: whoever read our output is gone, as after `| head -1`.
+        BrokenPipeError: the program that read our output is gone, as after `| head -1`.
     """
     try:
         output = sys.stdout.fileno()

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from crc32c import crc32c
 
+from dmq.compiled import choose
 from dmq.errors import InvalidRequest, UnknownCommand, Unsupported
 from dmq.protocol import admin, consume, dead_letters, key_values, message_history, produce, read, session
 from dmq.protocol.cluster import cluster, member, registry, replication, route, shard
@@ -356,7 +357,7 @@ def shard_produce_answer(
     )  # fmt: skip
 
 
-def sealed_produce_answer(
+def sealed_produce_answer_plain(
     correlation: int, queue: int, first_offset: int, journal_offset: int, durability: int
 ) -> bytes:
     """`produce_answer` to a message that is new, with the frame's checksum."""
@@ -365,6 +366,9 @@ def sealed_produce_answer(
         0x95, 0xCC, queue, 0xCF, first_offset, 0xCF, journal_offset, durability, 0xC2,
     )  # fmt: skip
     return sealed + _pack_crc(crc32c(sealed))
+
+
+sealed_produce_answer: Final = choose(sealed_produce_answer_plain, "sealed_produce_answer")
 
 
 def one_way_head(command: int, header: Header, body_bytes: int = 0) -> bytes:

@@ -39,7 +39,8 @@ What always holds of it:
   to buffers that grow sixteenfold, and receives the rest in place.
 - Memory follows what was received, not what was announced: a peer that sends a few bytes and stops holds those bytes,
   one that announces 16 MiB and sends 100 KiB holds 1 MiB of address space. Never more than `frame_bytes_max` and the
-  headroom, or one chunk where that is less.
+  headroom, or one chunk where that is less. After a frame larger than a chunk the next one is received into a buffer
+  of such a size at once, of 1 MiB at most: in one piece, and copied nowhere.
 - A body below `VIEW_BYTES_MIN` is copied: it then keeps no chunk alive. Larger ones are views, which keep at most four
   times their size alive. A frame that has a buffer of its own stands behind some room (`Frame.room`).
 - A chunk that nobody has a view of goes back to `Chunks`, where the next connection that receives takes it: thousands
@@ -240,6 +241,8 @@ HEADROOM_BYTES: Final = 128
 # So much of a half-sent frame is set aside, and the chunk let go: thousands of stalled peers cost little. Small,
 # because it is copied each time more arrives.
 ASIDE_BYTES_MAX: Final = 2048
+# A peer whose last frame was larger than a chunk is given a buffer of that size for its next one, up to here.
+EXPECTED_BYTES_MAX: Final = 1024 * 1024
 _SNIFFED_BYTES: Final = 64
 _KEPT_BYTES: Final = 16 * 1024 * 1024
 
@@ -266,10 +269,13 @@ class Chunks:
         self._spare: memoryview | None = None
         self._taker: FrameParser | None = None  # the last one
 
-    def take(self, parser: FrameParser) -> memoryview:
-        """A chunk for a parser that has none."""
+    def take(self, parser: FrameParser, size: int = CHUNK_BYTES) -> memoryview:
+        """A chunk for a parser that has none, or a buffer of another size, which is its own."""
         taker, self._taker = self._taker, parser
         unused = None if taker is None else taker.take_unused()
+        if size != CHUNK_BYTES:
+            self._spare = self._spare if unused is None else unused
+            return np.empty(size, np.uint8).data
         spare, self._spare = self._spare, None
         if spare is None:
             spare = unused
@@ -294,6 +300,7 @@ class FrameParser:
         "_chunks",
         "_clock",
         "_end",
+        "_expected",
         "_frame_bytes_max",
         "_has_views",
         "_is_own",
@@ -319,6 +326,7 @@ class FrameParser:
         """Whether the peer puts a checksum behind each frame: from its HELLO, or its answer to ours, on."""
         self._has_views = False  # of the buffer
         self._is_own = False  # the buffer was made for the frame at its front
+        self._expected = 0  # the size of a buffer for the next frame; 0 for a chunk
         self._buffer: memoryview | None = None
         self._aside = b""  # what lay in the buffer from `_start` to `_end`, while there is none
         self._start = 0
@@ -362,10 +370,14 @@ class FrameParser:
         """Where the next bytes go; never empty. The hint of the event loop is not needed."""
         buffer = self._buffer
         if buffer is None:
-            chunks = self._chunks
-            buffer = self._buffer = np.empty(CHUNK_BYTES, np.uint8).data if chunks is None else chunks.take(self)
+            chunks, size = self._chunks, self._expected or CHUNK_BYTES
+            buffer = self._buffer = np.empty(size, np.uint8).data if chunks is None else chunks.take(self, size)
+            if self._expected:
+                self._is_own = True
+                self._start += HEADROOM_BYTES
+                self._end += HEADROOM_BYTES
             if self._aside:
-                buffer[: self._end] = self._aside
+                buffer[self._start : self._end] = self._aside
                 self._aside = b""
         return buffer[self._end :] if self._end else buffer
 
@@ -375,12 +387,15 @@ class FrameParser:
 
         If not, nothing has happened: `buffer_updated` says what it is.
         """
-        buffer = self._buffer
-        if self._end or buffer is None or not self.is_checked or not WHOLE_BYTES_MIN <= nbytes < VIEW_BYTES_MIN:
+        buffer, at = self._buffer, self._end
+        if at != self._start or buffer is None or not self.is_checked or not WHOLE_BYTES_MIN <= nbytes < VIEW_BYTES_MIN:
             return None
-        whole = None if self.error is not None else self.whole(buffer, nbytes)
+        whole = None if self.error is not None else self.whole(buffer[at:] if at else buffer, nbytes)
         if whole is not None:
-            if self._chunks is not None:
+            if self._is_own:
+                self._is_own = False
+                self._start = self._end = self._expected = 0
+            elif self._chunks is not None:
                 self._chunks.give(buffer)
             self._buffer = None
         return whole
@@ -406,7 +421,8 @@ class FrameParser:
         """
         if self.error is not None:
             raise self.error
-        if self._end == 0:
+        if self._end == self._start:
+            self._drop_unused()
             return self._advance(memoryview(data), 0, len(data), is_ours=False) if data else []
         frames: list[Frame] = []
         view = memoryview(data)
@@ -445,6 +461,8 @@ class FrameParser:
             if not frames:
                 raise
             return frames
+        if frames:
+            self._expect(frames[-1])
         if start == end:
             if is_ours:
                 self._let_go(buffer)
@@ -455,10 +473,22 @@ class FrameParser:
                 self.pending_since = self._clock.monotonic()
         return frames
 
+    def _expect(self, frame: Frame) -> None:
+        """The next frame may be of the size of this one: then it is received at once, with room before it."""
+        size = len(frame.body)
+        if size <= CHUNK_BYTES:
+            self._expected = 0
+        elif not size <= self._expected - HEADROOM_BYTES <= 2 * size:
+            # Some more, since frames differ; and a read that does not fill its buffer is known to be the last one.
+            self._expected = min(
+                HEADROOM_BYTES + size + (size >> 3) + len(frame.header) + HEAD_BYTES, EXPECTED_BYTES_MAX
+            )
+
     def _parse(self, buffer: memoryview, start: int, end: int, frames: list[Frame]) -> int:
         """Take all complete frames; return where the first incomplete one begins."""
         crc_bytes = CRC_BYTES if self.is_checked else 0
         limit = self._frame_bytes_max - LENGTH_BYTES + crc_bytes
+        least = len(buffer) // 4 if self._is_own else VIEW_BYTES_MIN
         while end - start >= HEAD_BYTES:
             length, wire, kind, command, status, flags, correlation, header_bytes = _unpack_head(buffer, start)
             if (
@@ -481,7 +511,7 @@ class FrameParser:
                     self.is_checked, crc_bytes = True, CRC_BYTES
                     limit += crc_bytes
             header = buffer[start + HEAD_BYTES : body_at].tobytes()
-            if stop - body_at < VIEW_BYTES_MIN:
+            if stop - body_at < least:
                 body = buffer[body_at:stop].tobytes()
                 frames.append(Frame(kind, command, status, flags, correlation=correlation, header=header, body=body))
             else:
@@ -536,9 +566,15 @@ class FrameParser:
     def take_unused(self) -> memoryview | None:
         """The chunk, if nothing was received into it."""
         if self._end:
+            self._drop_unused()
             return None
         unused, self._buffer = self._buffer, None
         return unused
+
+    def _drop_unused(self) -> None:
+        """Let go of a buffer for an expected frame if nothing was received into it."""
+        if self._is_own and self._end == self._start:
+            self._buffer, self._is_own, self._start, self._end = None, False, 0, 0
 
     def drop(self) -> None:
         """The connection is gone: keep nothing of a half-sent frame, however long the parser itself is kept."""

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from dmq.compiled import choose
 from dmq.errors import (
     DirectoryInUse,
     DiskFull,
@@ -89,6 +90,13 @@ class File(Protocol):
 
     def allocate(self, size: int) -> None:
         """Give an empty file `size` bytes that truly take space on the disk."""
+        ...
+
+    def reserve(self, start: int, end: int) -> bool:
+        """Take space on the disk for what will be written between two places; whether it was taken.
+
+        The size stays as it is. What is not written by then is given back when the file is closed or truncated.
+        """
         ...
 
     def size(self) -> int: ...
@@ -226,14 +234,23 @@ def _mapped(what: str, path: str) -> Iterator[None]:
         raise storage_error(error, what, path) from error
 
 
+def reserve_plain(descriptor: int, at: int, size: int) -> bool:
+    """Take space on the disk for a range of a file without changing its size: Python's library cannot."""
+    return False
+
+
+_reserve: Final = choose(reserve_plain, "reserve")
+
+
 class OsFile:
     """A file by its descriptor."""
 
-    __slots__ = ("_fd", "_path")
+    __slots__ = ("_fd", "_has_reserve", "_path")
 
     def __init__(self, fd: int, path: str) -> None:
         self._fd = fd
         self._path = path
+        self._has_reserve = False
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> None:
         try:  # written out, since a context manager would cost as much as the call
@@ -324,12 +341,21 @@ class OsFile:
                 self.write(at, (os.urandom(min(_RANDOM_BYTES, size - at)),))
             self.sync()
 
+    def reserve(self, start: int, end: int) -> bool:
+        if not _reserve(self._fd, start, end - start):
+            return False
+        self._has_reserve = True
+        return True
+
     def size(self) -> int:
         with _mapped("look at", self._path):
             return os.fstat(self._fd).st_size
 
     def close(self) -> None:
         if self._fd >= 0:
+            if self._has_reserve:
+                with contextlib.suppress(OSError):  # it is only space
+                    os.ftruncate(self._fd, os.fstat(self._fd).st_size)
             fd, self._fd = self._fd, -1
             with _mapped("close", self._path):
                 os.close(fd)

@@ -328,7 +328,8 @@ def test_a_follower_that_is_far_behind_takes_fewer_checkpoints(rig: ShardRig) ->
     rig.settle_down()
     replica.checkpoint()
     replica.settings = msgspec.structs.replace(SMALL, checkpoint_bytes=16 << 10)
-    began, due = replica.applied, []
+    began = replica.applied
+    due: list[tuple[bool, bool]] = []
     while not due or not due[-1][1]:
         rig.append(20)
         rig.replicate_all()

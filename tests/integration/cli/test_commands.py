@@ -194,6 +194,11 @@ def test_a_group_is_moved_only_with_execute(url: str) -> None:
     dry = dmq("group", "skip", "g-moved", "--topic", "t-group", "--by", "4", "--url", url)
     assert (dry.code, lag()) == (0, 10)
     assert "dry run" in dry.out
+    for more in ([], ["--by", "4"]):
+        wrong = dmq("group", "skip", "g-moved", "--topic", "t-group", "--queue", "9", *more, "--url", url)
+        assert wrong.code == 1
+        assert "queue" in wrong.err
+        assert "not 9" in wrong.err
     dmq("group", "skip", "g-moved", "--topic", "t-group", "--by", "4", "--execute", "--url", url)
     assert lag() == 6
     dmq("group", "reset", "g-moved", "--topic", "t-group", "--to", "earliest", "--url", url)

@@ -231,3 +231,33 @@ def test_a_task_whose_time_is_over_before_its_turn_is_told_and_holds_up_nobody(b
                 assert (await third).topic == "t"
 
     run(main())
+
+
+def test_a_client_on_another_loop_than_its_own_says_so_at_once(broker: RunningBroker) -> None:
+    async def use_all(
+        client: dmq.aio.AioClient, producer: dmq.aio.AioProducer, consumer: dmq.aio.AioConsumer[bytes]
+    ) -> None:
+        async def iterate() -> None:
+            async for _ in consumer:
+                return
+
+        for use in (
+            producer.send("loops", b"x"),
+            producer.send("unknown", b"x"),
+            producer.send_many("loops", [dmq.Message(b"x")]),
+            producer.flush(),
+            client.admin.topics(),
+            consumer.pull(1),
+            iterate(),
+            client.close(),
+        ):
+            with pytest.raises(dmq.NotConnected, match="another event loop"):
+                await asyncio.wait_for(use, PATIENCE_S)
+
+    async def main() -> None:
+        async with dmq.aio.connect(broker.url, app="shop") as client:
+            await client.admin.create_topic("loops")
+            producer, consumer = client.producer(), client.consumer("loops", group="g")
+            await asyncio.to_thread(lambda: asyncio.run(use_all(client, producer, consumer)))
+
+    run(main())

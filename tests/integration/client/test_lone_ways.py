@@ -128,7 +128,7 @@ def told(outcome: dmq.Receipt | dmq.DMQError) -> tuple[Any, ...]:
 def left(accumulator: Accumulator) -> tuple[Any, ...]:
     """What a producer keeps; nothing is under way."""
     lanes = sorted((lane.key, lane.under_way, lane.lone, lane.stand_in) for lane in accumulator._lanes.values())
-    streams = [(stream.next_sequence, stream.under_way) for stream in accumulator._streams.values()]
+    streams = [(stream.next_sequence, stream.under_way) for stream in accumulator.streams.values()]
     return accumulator.bytes, accumulator.messages, [*accumulator.unsettled()], lanes, streams
 
 

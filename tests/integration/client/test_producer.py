@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -11,7 +13,8 @@ import pytest
 
 import dmq
 from dmq.model import DurabilityName
-from tests.integration.client.servers import RunningBroker
+from dmq.protocol import Command, Frame, Header
+from tests.integration.client.servers import Peer, RunningBroker, usual
 from tests.patience import PATIENCE_S
 
 
@@ -216,3 +219,33 @@ def test_administration(client: dmq.Client) -> None:
         admin.find("audit")
     with pytest.raises(dmq.InvalidRequest, match="not a message id"):
         admin.find(id="garbage")
+
+
+UNCLOSED = """
+import sys, dmq
+producer = dmq.connect(sys.argv[1]).producer(timeout=float(sys.argv[3]))
+for number in range(int(sys.argv[2])):
+    producer.send_async("unclosed", b"%d" % number)
+sys.exit(3)
+"""
+
+
+def test_what_was_sent_in_the_background_is_stored_though_the_program_ends_without_closing(
+    client: dmq.Client, broker: RunningBroker
+) -> None:
+    client.admin.create_topic("unclosed", queues=1)
+    words = [sys.executable, "-c", UNCLOSED, broker.url, "20000", str(PATIENCE_S)]
+    done = subprocess.run(words, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (3, b"")
+    assert [queue.next_offset for queue in client.admin.offsets("unclosed")] == [20_000]
+
+
+def test_what_could_not_be_stored_before_the_program_ended_is_told() -> None:
+    def answer(peer: Peer, frame: Frame) -> Header | None:
+        return None if frame.command == Command.PRODUCE else usual(frame)
+
+    with Peer(answer) as peer:
+        done = subprocess.run([sys.executable, "-c", UNCLOSED, peer.url, "7", "0.2"], capture_output=True, check=False)
+    assert done.returncode == 3
+    assert b"messages may not be stored: the program ended before they were" in done.stderr
+    assert b"messages=7" in done.stderr

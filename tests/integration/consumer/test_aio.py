@@ -103,6 +103,62 @@ def test_running_a_handler(kind: str, policy: str | dmq.RateLimit) -> None:
     in_loop(scenario)
 
 
+class Unusual(BaseException):
+    """An error that is no Exception, as some libraries have."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("async", asyncio.CancelledError()),  # as of something it waited for
+        ("async", Unusual()),
+        ("plain", asyncio.CancelledError()),
+        ("plain", Unusual()),
+        ("plain", SystemExit(3)),
+        ("plain", StopIteration()),
+    ],
+    ids=repr,
+)
+def test_no_error_of_a_handler_ends_a_worker(kind: str, error: BaseException) -> None:
+    async def scenario(broker: TestBroker, client: aio.AioClient) -> None:
+        await send(client, "bug", *map(str, range(5)))
+        consumer = client.consumer("orders", "billing")
+        seen: list[tuple[bytes, int]] = []
+
+        def handle(message: aio.AioMessage) -> None:
+            seen.append((message.body, message.attempt))
+            if message.body == b"bug" and message.attempt == 1:
+                raise error
+
+        async def handle_async(message: aio.AioMessage) -> None:
+            handle(message)
+
+        running = asyncio.create_task(consumer.run(handle if kind == "plain" else handle_async, workers=2))
+        await eventually_async(lambda: (b"bug", 2) in seen or running.done())
+        assert not running.done()
+        assert {body for body, _ in seen} == {b"bug", *(b"%d" % n for n in range(5))}
+        await consumer.close()
+        await running
+
+    in_loop(scenario)
+
+
+def test_a_run_whose_task_is_cancelled_by_its_handler_says_so() -> None:
+    async def scenario(broker: TestBroker, client: aio.AioClient) -> None:
+        await send(client, "a")
+
+        async def handle(message: aio.AioMessage) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+        with pytest.raises(dmq.DMQError, match="a task that runs handlers was cancelled"):
+            await client.consumer("orders", "billing").run(handle)
+
+    in_loop(scenario)
+
+
 def test_an_ordered_group_keeps_its_order_when_a_handler_fails() -> None:
     async def scenario(broker: TestBroker, client: aio.AioClient) -> None:
         await client.producer().send_many("orders", [dmq.Message(b"%d" % n) for n in range(12)])

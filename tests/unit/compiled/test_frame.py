@@ -14,7 +14,7 @@ from dmq.client.producer.straight_path import Groove, reply_plain, request_of
 from dmq.model import Durability
 from dmq.protocol import request_head
 from dmq.protocol.batch import pack_lone
-from dmq.protocol.commands import Command, produce_answer
+from dmq.protocol.commands import Command, produce_answer, sealed_produce_answer_plain
 from dmq.protocol.frame import CRC_BYTES, HEAD_BYTES, REST_BYTES, seal_whole, whole_request_plain
 from dmq.protocol.header import encode_header
 from dmq.protocol.produce import Produce
@@ -60,6 +60,16 @@ def test_a_request_has_the_bytes_of_the_plain_way_and_is_read_back(
     parsed = speed.lone_request(frame, whole[3])
     assert parsed is not None
     assert (Produce(*parsed[0]), *parsed[1:]) == parse_plain(frame, whole[3])
+
+
+@settings(deadline=None)
+@given(u32, u8, u64, u64, st.sampled_from(Durability))
+def test_an_answer_has_the_bytes_of_the_plain_way(
+    correlation: int, queue: int, first_offset: int, journal_offset: int, durability: Durability
+) -> None:
+    numbers = correlation, queue, first_offset, journal_offset
+    plain = sealed_produce_answer_plain(*numbers, durability=durability)
+    assert speed.sealed_produce_answer(*numbers, durability=durability) == plain
 
 
 @settings(deadline=None)

@@ -121,7 +121,7 @@ def frames() -> st.SearchStrategy[bytes]:
             st.integers(0, protocol.CORRELATION_MAX),
         )
     )
-    sizes = st.sampled_from([0, 1, 100, 16_383, 16_384, 40_000])
+    sizes = st.sampled_from([0, 1, 100, 16_383, 16_384, 40_000, 70_000, 200_000])
     made = st.builds(
         lambda kind, command, status, flags, header, size: build_frame(
             kind, command, header, bytes(size), status=status, flags=flags

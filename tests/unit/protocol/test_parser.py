@@ -24,7 +24,15 @@ from dmq.protocol import (
     seal_frame,
     unpack_batch,
 )
-from dmq.protocol.frame import ASIDE_BYTES_MAX, CHUNK_BYTES, HEADROOM_BYTES, VIEW_BYTES_MIN, Chunks, is_sealed
+from dmq.protocol.frame import (
+    ASIDE_BYTES_MAX,
+    CHUNK_BYTES,
+    EXPECTED_BYTES_MAX,
+    HEADROOM_BYTES,
+    VIEW_BYTES_MIN,
+    Chunks,
+    is_sealed,
+)
 from dmq.protocol.produce import Produce
 from dmq.testing import FakeClock
 from tests.sampling import SEED, sample_size
@@ -177,10 +185,48 @@ def test_a_chunk_that_was_asked_for_and_not_filled_goes_to_the_next() -> None:
     for parser in parsers:
         assert len(received(parser, frame)) == 1
         parser.get_buffer()
-    assert sum(parser.buffered_bytes for parser in parsers) <= CHUNK_BYTES
+    assert sum(parser.buffered_bytes > 0 for parser in parsers) == 1
+    assert sum(parser.buffered_bytes for parser in parsers) <= 2 * CHUNK_BYTES
     for parser in parsers:
         (taken,) = received(parser, frame)
         assert taken.body == frame[20:]
+
+
+def test_after_a_large_frame_one_like_it_is_received_at_once_with_room_before_it() -> None:
+    parser, rng = FrameParser(FRAME_BYTES_MAX, chunks=Chunks()), random.Random(SEED)
+    for size in (150_000, 140_000, 155_000):
+        frame = build_frame(Kind.REQUEST, 16, b"header", rng.randbytes(size))
+        room = parser.get_buffer()
+        if size != 150_000:
+            assert len(room) > len(frame), "a read that fills its buffer is followed by another one"
+        (taken,) = received(parser, frame)
+        assert taken.body == frame[26:]
+        assert taken.room is not None
+        assert len(taken.room) == HEADROOM_BYTES + len(frame)
+
+
+def test_after_a_large_frame_small_ones_keep_no_large_buffer() -> None:
+    parser, chunks = FrameParser(FRAME_BYTES_MAX, chunks=Chunks()), []
+    large = build_frame(Kind.REQUEST, 16, b"", bytes(300_000))
+    medium = build_frame(Kind.REQUEST, 16, b"", random.Random(SEED).randbytes(VIEW_BYTES_MIN + 1))
+    for _ in range(3):
+        assert len(received(parser, large)) == 1
+        chunks += received(parser, medium)
+    assert all(type(frame.body) is bytes and frame.body == medium[20:] for frame in chunks)
+    assert parser.buffered_bytes == 0
+    assert len(parser.get_buffer()) == CHUNK_BYTES
+
+
+def test_a_small_request_after_a_large_one_is_taken_whole() -> None:
+    parser = FrameParser(FRAME_BYTES_MAX, chunks=Chunks())
+    large = b"".join(seal_frame(build_frame(Kind.REQUEST, 16, b"", bytes(100_000))))
+    small = b"".join(seal_frame(build_frame(Kind.REQUEST, 16, b"h", b"body")))
+    parser.is_checked = True
+    for _ in range(2):
+        assert len(received(parser, large)) == 1
+        parser.get_buffer()[: len(small)] = small
+        assert parser.take_whole(len(small)) == (small, 16, 0, 21)
+        assert (parser.buffered_bytes, parser.has_partial) == (0, False)
 
 
 def test_a_chunk_with_part_of_a_frame_goes_to_nobody() -> None:
@@ -307,6 +353,11 @@ def test_a_stalled_peer_costs_what_it_sent() -> None:
         receive(parser, announced[:sent], 1 << 20)
         assert parser.has_partial
         assert parser.buffered_bytes <= held, f"{sent} bytes sent"
+    for sent in (1, ASIDE_BYTES_MAX, 50_000):
+        parser = FrameParser(FRAME_BYTES_MAX)
+        receive(parser, build_frame(Kind.REQUEST, 16, b"", bytes(FRAME_BYTES_MAX - 20)), 1 << 20)
+        receive(parser, announced[:sent], 1 << 20)
+        assert parser.buffered_bytes <= max(sent, EXPECTED_BYTES_MAX if sent > ASIDE_BYTES_MAX else 0)
     parser = FrameParser(FRAME_BYTES_MAX)
     assert parser.feed(announced[:-1]) == []
     assert parser.buffered_bytes <= FRAME_BYTES_MAX + HEADROOM_BYTES

@@ -339,6 +339,7 @@ class ClusterTopics:
         return StaleRoute(
             f"topic {name!r} has no queues in shard {self._shard!r}: ask for its route (ROUTE), and send there",
             topic=name,
+            slots_version=content.slots_version,
         )
 
     # --- changing -----------------------------------------------------------------------------------------------------

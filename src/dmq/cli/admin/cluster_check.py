@@ -134,6 +134,6 @@ def visited(registry: str, work: Callable[[ClusterOperations], Awaitable[T]]) ->
     async def done(shards: Operations) -> T:
         return await work(ClusterOperations(shards))
 
-    # What is wrong is said once, by the error; the lines are those of a server that goes on trying.
+    # The error says it once: log lines are for a server, which goes on trying.
     keep_quiet("dmq.registry")
     return asyncio.run(visit(registry, done))

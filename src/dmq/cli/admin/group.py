@@ -160,6 +160,8 @@ def skip(
                 if queue is None or row.queue == queue:
                     to, shard = min(row.floor + by, row.next_offset), row.shard or None
                     moves += admin.reset(topic, group, to, queue=row.queue, dry_run=not execute, shard=shard)
+            if queue is not None and not moves:
+                admin.reset(topic, group, "latest", queue=queue, dry_run=True)  # says which queues there are
     _show_moves(moves, names, execute, form)
 
 

@@ -175,7 +175,10 @@ class DevCluster:
             DMQError: it cannot be started.
         """
         stop = stop_event()
-        self._options.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._options.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidSettings(f"{self._options.folder} cannot be made a directory ({error.strerror})") from error
         everything = [self._registry, *self._children]
         try:
             self._start(stop)

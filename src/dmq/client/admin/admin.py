@@ -48,7 +48,7 @@ from dmq.client.admin.reports import (
 from dmq.client.admin.shards import RepairReport, ShardChange, ShardReport
 from dmq.client.arguments import any_name
 from dmq.client.connection.pool import Pool
-from dmq.client.connection.router import Router
+from dmq.client.connection.router import Router, mended
 from dmq.errors import DMQError, NotConnected, UnknownTopic
 from dmq.model import MessageId, place_of
 from dmq.protocol.cluster.member import MemberState
@@ -75,6 +75,7 @@ class Admin:
         self.timeout = timeout
         self._missed: dict[int, float] = {}  # shards that did not answer, and until when they are not waited for
 
+    @mended
     def _converse(self, call: Call[T], at: Pool | None = None, seconds: float | None = None) -> T:
         """Hold a conversation with the broker to its end, and return its result.
 

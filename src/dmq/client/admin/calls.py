@@ -282,11 +282,29 @@ def find(topic: str, key: str | None, id: MessageId | str | None, limit: int) ->
 
 
 def peek(topic: str, queue: int | None, at: When, limit: int, tags: str) -> Call[list[StoredMessage]]:
+    """Queue by queue. An answer has a few megabytes: what did not fit is asked for, as far as there was something."""
     check_tags(tags)
     asked = Peek(topic, ANY_QUEUE if queue is None else queue, parse_point(at), limit, max_bytes=0, tags=tags)
     frame = yield Command.PEEK, asked
-    reply = decode_response(frame)
-    return _peeked(frame, reply)
+    reply: PeekReply = decode_response(frame)
+    messages = _peeked(frame, reply)
+    if len(messages) >= limit:
+        return messages
+    found: dict[int, list[StoredMessage]] = {}
+    for message in messages:
+        found.setdefault(message.queue, []).append(message)
+    reached = {span.queue: span.end_offset for span in reply.spans}
+    messages = []
+    for row in (yield from offsets(topic, queue, at)):
+        messages += found.get(row.queue, ())
+        start = reached.get(row.queue, row.at)
+        while start < row.next_offset and len(messages) < limit:
+            more, end = yield from read(topic, row.queue, start, limit - len(messages), tags=tags)
+            if end <= start:
+                break
+            messages += more
+            start = end
+    return messages[:limit]
 
 
 def _peeked(frame: Frame, reply: PeekReply) -> list[StoredMessage]:

@@ -55,6 +55,10 @@ from dmq.protocol.cluster.member import MemberState
 from dmq.protocol.cluster.shard import ShardSet
 from dmq.protocol.session import DrainAction
 
+# twin: blocking
+# from dmq.client.connection.router import mended
+# twin: end
+
 __all__ = ["AioAdmin"]
 
 T = TypeVar("T")
@@ -75,6 +79,9 @@ class AioAdmin:
         self.timeout = timeout
         self._missed: dict[int, float] = {}  # shards that did not answer, and until when they are not waited for
 
+    # twin: blocking
+    # @mended
+    # twin: end
     async def _converse(self, call: Call[T], at: AioPool | None = None, seconds: float | None = None) -> T:
         """Hold a conversation with the broker to its end, and return its result.
 

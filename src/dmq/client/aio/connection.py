@@ -21,7 +21,20 @@ from dmq.errors import DMQError, NotConnected, TimedOut
 from dmq.protocol import Buffer, Frame, Header
 from dmq.protocol.session import Hello
 
-__all__ = ["AioConnection"]
+__all__ = ["AioConnection", "check_loop"]
+
+
+def check_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Refuse to wait on another event loop than one's own: nothing would end the waiting.
+
+    Raises:
+        NotConnected: the running loop is another one.
+    """
+    if asyncio.get_running_loop() is not loop:
+        raise NotConnected(
+            "this client belongs to another event loop than the running one: an asyncio client works on the loop that "
+            "connected it; connect again on this one, or keep one loop for the whole program"
+        )
 
 
 class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
@@ -30,7 +43,8 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
     def __init__(self, address: Address, session: Session, owner: ConnectionOwner[AioConnection]) -> None:
         super().__init__(address, session, owner)
         self._transport: asyncio.Transport | None = None
-        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -175,7 +189,8 @@ class AioConnection(Peer["AioConnection"], asyncio.BufferedProtocol):
             DMQError: what ended the connection meanwhile.
         """
         await self.drain()
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        check_loop(self._loop)
+        future: asyncio.Future[Frame] = self._loop.create_future()
 
         def on_answer(answer: Frame | DMQError) -> None:
             if future.done():  # the task was cancelled in this turn, and does not know yet

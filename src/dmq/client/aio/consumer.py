@@ -56,6 +56,7 @@ from dmq.protocol.consume import PullReply, Seek, Settle, SettleReply
 from dmq.protocol.session import Heartbeat
 
 # twin: blocking
+# from dmq.client.connection.router import mended
 # from dmq.client.connection.threads import FOREVER
 # from dmq.client.consumer.message import Batch, OpenedMessage, ReceivedMessage
 # twin: end
@@ -87,6 +88,9 @@ class AioConsumer(Generic[T]):
         self._subscriber = AioSubscriber(options, number, router, self._core)
         self._subscriptions = self._subscriber.subscriptions
         self._puller = Puller(self._subscriptions)
+        # twin: blocking
+        # self._subscriber.on_start_anew = self._puller.start_anew
+        # twin: end
         self._released = released
         self._state = threading.Lock()  # held for some statements, never while waiting
         self._previous: AioMessage | AioBatch | None = None
@@ -112,6 +116,9 @@ class AioConsumer(Generic[T]):
     def __aiter__(self) -> AsyncIterator[AioMessage[T]]:
         return self
 
+    # twin: blocking
+    # @mended
+    # twin: end
     async def __anext__(self) -> AioMessage[T]:
         """The next message; waits for it.
 
@@ -192,6 +199,9 @@ class AioConsumer(Generic[T]):
 
     # --- by the batch -----------------------------------------------------------------------------------------------
 
+    # twin: blocking
+    # @mended
+    # twin: end
     async def pull(
         self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None
     ) -> AioBatch[AioMessage[T]]:
@@ -205,6 +215,9 @@ class AioConsumer(Generic[T]):
         Raises:
             DMQError: there is no connection, or the broker refuses.
         """
+        # twin: async
+        self._router.check_loop()
+        # twin: end
         ask = self._puller.check(max_messages, wait, queue)
         self._ack_previous()
         await self._learn(max(wait, LEARN_SECONDS))
@@ -344,6 +357,9 @@ class AioConsumer(Generic[T]):
         one.pulled_over = connection
         return frame
 
+    # twin: blocking
+    # @mended
+    # twin: end
     def ack(self, messages: AioMessage | Iterable[AioMessage]) -> Awaitable[None]:
         """These are done: a message, a batch, or some messages."""
         for part in parts_to_ack(messages):
@@ -352,6 +368,9 @@ class AioConsumer(Generic[T]):
 
     # --- with a handler ---------------------------------------------------------------------------------------------
 
+    # twin: blocking
+    # @mended
+    # twin: end
     async def run(
         self,
         handler: Callable[[AioMessage[T]], Any],
@@ -411,6 +430,9 @@ class AioConsumer(Generic[T]):
         self._subscriptions.set_paused(False)
         return DONE
 
+    # twin: blocking
+    # @mended
+    # twin: end
     async def seek(self, to: When) -> None:
         """Move the group to a place, as in `start_from` and `admin.reset`.
 

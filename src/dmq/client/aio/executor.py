@@ -1,8 +1,10 @@
 """The executor on an event loop: tasks that run an asyncio consumer's handlers; the twin of
 `dmq.client.consumer.executor`.
 
-What always holds: as there. A handler that is a plain function runs in a thread, at most as many at a time as there are
-workers; a `run` that is cancelled cancels its handlers, and what they had goes back as not tried.
+What always holds: as there. A handler that raises CancelledError has failed like any other, unless its task was
+cancelled; only KeyboardInterrupt and SystemExit of a coroutine go on to the loop. A handler that is a plain function
+runs in a thread, at most as many at a time as there are workers; a `run` that is cancelled cancels its handlers, and
+what they had goes back as not tried.
 """
 
 from __future__ import annotations
@@ -95,6 +97,7 @@ class AioExecutor:
         try:
             self._tasks |= {asyncio.create_task(self._work()) for _ in range(count)}
             await asyncio.wait(self._tasks)
+            ended = [*self._tasks]
         except asyncio.CancelledError:
             for task in self._tasks:
                 task.cancel()
@@ -110,6 +113,22 @@ class AioExecutor:
             core.room = None
         if self._error is not None and not self._consumer.is_closing:
             raise self._error
+        for task in ended:
+            self._check_end(task)
+
+    def _check_end(self, task: asyncio.Task[None]) -> None:
+        """A task that did not end by itself ended the others: that must not look like a consumer that was closed.
+
+        Raises:
+            DMQError: it was cancelled, and not by `run`.
+        """
+        if not task.cancelled():
+            task.result()
+        elif not self._consumer.is_closing:
+            raise DMQError(
+                "a task that runs handlers was cancelled, so no more messages are handled: cancel what awaits run() "
+                "instead, or close the consumer"
+            )
 
     async def _work(self) -> None:
         core, limit = self._core, 1
@@ -165,11 +184,16 @@ class AioExecutor:
             try:
                 try:
                     if has_threads:
-                        await self._call_in_thread(message, place)
+                        raised = await self._call_in_thread(message, place)
                     else:
                         await self._handler(message)
-                except Exception as error:
-                    await self._failed(place, error)
+                        raised = None
+                except BaseException as error:
+                    if _ends_task(error):
+                        raise
+                    raised = error
+                if raised is not None:
+                    await self._failed(place, raised)
             except BaseException:
                 core.untake(turn.rest)
                 raise
@@ -196,19 +220,24 @@ class AioExecutor:
             except TimeoutError:
                 pass
 
-    async def _call_in_thread(self, message: AioMessage, place: tuple[Delivery, int]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._call_here, message, place)
+    async def _call_in_thread(self, message: AioMessage, place: tuple[Delivery, int]) -> BaseException | None:
+        """Have a thread call the handler; what it raised."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._call_here, message, place)
 
-    def _call_here(self, message: AioMessage, place: tuple[Delivery, int]) -> None:
-        """In a thread, which may have been waited for."""
-        if self._core.without_expired([place]):
-            self._handler(message)
+    def _call_here(self, message: AioMessage, place: tuple[Delivery, int]) -> BaseException | None:
+        """In a thread, which may have been waited for. An error is returned: a future does not carry every kind."""
+        try:
+            if self._core.without_expired([place]):
+                self._handler(message)
+        except BaseException as error:
+            return error
+        return None
 
-    async def _failed(self, place: tuple[Delivery, int], error: Exception) -> None:
+    async def _failed(self, place: tuple[Delivery, int], error: BaseException) -> None:
         """A handler raised: call it again, or say what becomes of its message."""
         message: AioMessage = AioMessage(*place)
         tries = 1
-        raised: Exception | None = error
+        raised: BaseException | None = error
         while True:
             verdict = judge(raised, tries, self._local_retries)
             if verdict.is_error:
@@ -222,8 +251,18 @@ class AioExecutor:
             raised = None
             try:
                 if self._threads is not None:
-                    await self._call_in_thread(message, place)
+                    raised = await self._call_in_thread(message, place)
                 else:
                     await self._handler(message)
-            except Exception as again:
+            except BaseException as again:
+                if _ends_task(again):
+                    raise
                 raised = again
+
+
+def _ends_task(error: BaseException) -> bool:
+    """Whether it is not the handler that failed, but its task that is to end."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or task.cancelling() > 0  # else something was cancelled that the handler waited for
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, TypeAlias
 
-from dmq.client.aio.connection import AioConnection
+from dmq.client.aio.connection import AioConnection, check_loop
 from dmq.client.connection.failover import CONNECT_SECONDS, Failover, Repeats, Standing
 from dmq.client.connection.link import Link
 from dmq.client.connection.pool import DEPOSED_SECONDS, TICK_SECONDS, BrokerAt, PoolOwner, PoolSettings
@@ -130,6 +130,7 @@ class AioPool:
         Raises:
             NotConnected: none came in time, or the pool is closed.
         """
+        check_loop(self._loop)
         limits = [limit for limit in (timeout, self.timeout) if limit is not None]
         limit = min(limits) if limits else None
         try:

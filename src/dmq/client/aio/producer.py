@@ -127,6 +127,7 @@ class AioProducer:
             DMQError: it was not stored as asked, or that is not known (`TimedOut`): then send the same `dmq.Message`
                 again, or give `detail["id"]` as `id`, and it is stored once.
         """
+        self._router.check_loop()
         deadline = self._deadline(timeout)
         message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
         if id is not None or type(body) is Message:
@@ -266,6 +267,7 @@ class AioProducer:
         Raises:
             DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
         """
+        self._router.check_loop()
         if on_delivery is not None:
             check_function("on_delivery", on_delivery)
         if (
@@ -308,6 +310,7 @@ class AioProducer:
         Raises:
             DMQError: the first error; `detail["stored"]` says how many messages are stored nevertheless.
         """
+        self._router.check_loop()
         messages = listed(messages)
         if not messages:
             return Receipts((), 0)
@@ -458,6 +461,7 @@ class AioProducer:
     async def _prepare(
         self, topic: str, body: Body, *, first: tuple[SendBatch, int] | None = None, **options: Unpack[HalfOptions]
     ) -> tuple[SendBatch, int]:
+        self._router.check_loop()
         transactions = self._transactions
         assert transactions is not None
         deadline = self._deadline()
@@ -479,6 +483,7 @@ class AioProducer:
         Raises:
             TimedOut: it is not, after so many seconds.
         """
+        self._router.check_loop()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         for batch in self._core.accumulator.unsettled():
             if batch.is_done:

@@ -10,9 +10,9 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, Final
 
-from dmq.client.aio.connection import AioConnection
+from dmq.client.aio.connection import AioConnection, check_loop
 from dmq.client.aio.pool import AioPool
 from dmq.client.connection.failover import CONNECT_SECONDS, Backoff
 from dmq.client.connection.pool import BrokerAt, PoolSettings
@@ -44,11 +44,15 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
     """The router of one running loop. Parameters as of `dmq.client.connection.router.AnyRouter`."""
 
     def __init__(self, table: RouteTable, settings: PoolSettings, listeners: Listeners | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop: Final = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timers: set[asyncio.TimerHandle] = set()
         self._is_closed = False
         super().__init__(table, settings, listeners)
+
+    def check_loop(self) -> None:
+        """Refuse to work on another event loop than one's own; see `dmq.client.aio.connection.check_loop`."""
+        check_loop(self.loop)
 
     def _make_pool(self, at: BrokerAt) -> AioPool:
         return AioPool(at, self._settings, self)
@@ -68,7 +72,7 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run it as a task of its own, until the router is closed."""
-        task = self._loop.create_task(coroutine)
+        task = self.loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -85,12 +89,12 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
             self._timers.discard(handle)
             function()
 
-        handle = self._loop.call_later(seconds, run)
+        handle = self.loop.call_later(seconds, run)
         self._timers.add(handle)
 
     async def open(self) -> None:
         """Connect for the first time; as `dmq.client.connection.router.Router.open`."""
-        deadline = self._loop.time() + (self.timeout or 0.0)
+        deadline = self.loop.time() + (self.timeout or 0.0)
         routes_of = _routes_past if self._settings.any_member else _routes_of
         try:
             found = await self.home.open(routes=None if self._only is None else routes_of)
@@ -118,10 +122,10 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
                 else:
                     opened = pool
                     break
-            if opened is None and self._loop.time() >= deadline:
+            if opened is None and self.loop.time() >= deadline:
                 raise problems[0]
             if opened is None:
-                await asyncio.sleep(min(backoff.take(), max(0.0, deadline - self._loop.time())))
+                await asyncio.sleep(min(backoff.take(), max(0.0, deadline - self.loop.time())))
         for pool in pools:
             if pool is not opened:
                 pool.start()
@@ -130,17 +134,17 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
     async def learn(self, topic: str, seconds: float | None = None) -> TopicRoute:
         """The route of a topic in a cluster; as `dmq.client.connection.router.Router.learn`."""
         known = self._known(topic)
-        deadline = math.inf if seconds is None else self._loop.time() + seconds
+        deadline = math.inf if seconds is None else self.loop.time() + seconds
         tries = 0
         while known is None:
-            left = None if seconds is None else max(0.001, deadline - self._loop.time())
+            left = None if seconds is None else max(0.001, deadline - self.loop.time())
             asked = Route([topic], is_watched=True)
             known = self._known(topic, await self.home.request(Command.ROUTE, asked, timeout=left))
             if known is not None:
                 break
             if not tries:  # it says that there is none, or creates it
                 decode_response(await self.home.request(Command.TOPIC_DESCRIBE, TopicDescribe(topic), timeout=left))
-            elif tries > LEARN_TRIES or self._loop.time() >= deadline:
+            elif tries > LEARN_TRIES or self.loop.time() >= deadline:
                 raise not_routed(topic)
             else:
                 await asyncio.sleep(LEARN_SECONDS)
@@ -181,7 +185,12 @@ class AioRouter(AnyRouter[AioPool, AioConnection]):
             pool.close(reason)
 
     async def close(self) -> None:
-        """End all connections. No listener is called: it was asked for."""
+        """End all connections. No listener is called: it was asked for.
+
+        Raises:
+            NotConnected: it belongs to another event loop.
+        """
+        self.check_loop()
         self._is_closed = True
         for pool in [*self._pools.values()]:
             pool.close(NotConnected("the client is closed: connect again"))

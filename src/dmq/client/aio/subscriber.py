@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from dmq.client.aio.connection import AioConnection
+from dmq.client.aio.connection import AioConnection, check_loop
 from dmq.client.aio.pool import AioPool
 from dmq.client.aio.router import AioRouter
 from dmq.client.aio.waiter import TaskWaiter
@@ -52,6 +52,7 @@ class AioSubscriber:
             is_done: not asked: on a loop nothing happens between the caller's look and this.
             is_for_message, at: not asked: the loop reads.
         """
+        check_loop(self._loop)
         waiter = TaskWaiter()
         self._waiters.add(waiter)
         try:

@@ -9,6 +9,8 @@ What always holds:
 - At most one thread reads; a reader never blocks in writing, so that two full sockets cannot hold each other.
 - Output that the socket does not take is kept, up to `OUT_BYTES_MAX` beyond what the reader itself adds; others wait.
 - The socket is closed by a thread that may read, never while another thread polls it.
+- An exception out of a signal's handler that ends a wait changes nothing. One that hits while the connection works
+  breaks it, since nobody knows what was written or taken: who waits is told, and what may be sent again is (`mend`).
 
 Turns: which thread of a blocking program reads a connection.
 
@@ -38,7 +40,7 @@ from typing import Any, Final, TypeVar
 from dmq.client.connection.link import ConnectionOwner, Peer, call_with
 from dmq.client.connection.session import OnAnswer, Pending, Session
 from dmq.client.connection.socket import OUT_BYTES_MAX, Wire, why
-from dmq.client.connection.threads import FOREVER, Waiter
+from dmq.client.connection.threads import FOREVER, Trace, Waiter
 from dmq.client.connection.url import Address
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected, TimedOut
@@ -60,9 +62,10 @@ class Connection(Peer["Connection"]):
         session: Session,
         owner: ConnectionOwner[Connection],
     ) -> None:
-        super().__init__(address, session, owner)
+        super().__init__(address, session, owner, is_interruptible=True)
         self._wire = Wire(sock)
         self._state = threading.Lock()  # guards the session and the attention
+        self._untold: Sequence[Pending] = ()  # whose answers will never come, and who have not been told
         self.turns: Final = Turns(
             f"dmq-{address}",
             self._receive,
@@ -195,7 +198,11 @@ class Connection(Peer["Connection"]):
             waiter.wake()
 
         pending = self.submit(command, header, body, on_answer=on_answer, flags=flags, attended=False)
-        self.until(waiter, answers.__len__, FOREVER if timeout is None else time.monotonic() + timeout)
+        try:
+            self.until(waiter, answers.__len__, FOREVER if timeout is None else time.monotonic() + timeout)
+        except BaseException:  # of a signal's handler
+            self._give_up(pending, on_late)
+            raise
         if not answers and self._give_up(pending, on_late):
             raise TimedOut(f"the broker at {self.address} did not answer within {timeout:g} s")
         while not answers:  # on its way: the reader has taken it off the session
@@ -414,15 +421,36 @@ class Connection(Peer["Connection"]):
             if self.is_closed:
                 return
             self.is_closed = True
-            waiting = self._session.fail(reason)
+            self._untold = self._session.fail(reason)
+        self._tell_end(reason)
+
+    def _tell_end(self, reason: DMQError) -> None:
+        """Tell all who wait, and the owner, that the connection is over."""
         self._wire.shutdown()
         self._wire.wake()
-        for pending in waiting:
+        for pending in self._untold:
             call_with(pending.on_answer, reason)
+        self._untold = ()
         self.turns.wake_all()
         self._left()
         if self._is_open:
             self._owner.lost(self, reason)
+
+    def mend(self, trace: Trace) -> None:
+        """An exception out of a signal's handler ended a call of this thread: break off if it hit while we worked."""
+        parts = (self, self.turns, self._wire, self._session)
+        if not self.turns.is_mine and (trace.is_in_wait or not (trace.passed(*parts) or trace.passed_any("JointTurn"))):
+            return
+        reason = NotConnected(
+            f"the connection to {self.address} was broken off: an exception of a signal's handler hit it"
+        )
+        self.turns.drop()
+        with self._state:
+            self.is_closed = True
+            # Those whose answers were not handed over, or may not have been: they do no harm a second time.
+            waiting = [*self._session.fail(reason), *self._untold, *self._session.unheard()]
+            self._untold = [*dict.fromkeys(waiting)]
+        self._tell_end(reason)
 
     def abandon(self) -> None:
         """Let go of the descriptors without a word: this is a child, and the connection the parent's."""
@@ -464,8 +492,7 @@ class Turns:
         self._is_over = is_over
         self._has_output = has_output
         self._on_left = on_left
-        self._lock = threading.Lock()
-        self._leader = 0
+        self._lead_of: dict[int, object] = {}  # the thread that leads, at 0: taken in one step, which says whose it is
         self._lender = 0  # the thread that lent the lead, and has not come back
         self._loans = 0
         self._watched = 0  # how many loans there were when the watcher looked
@@ -481,33 +508,36 @@ class Turns:
     @property
     def is_mine(self) -> bool:
         """Whether this thread leads."""
-        return self._leader == threading.get_ident()
+        return self._lead_of.get(0) == threading.get_ident()
 
     @property
     def is_taken(self) -> bool:
         """Whether any thread leads."""
-        return self._leader != 0
+        return bool(self._lead_of)
 
     # --- leading ----------------------------------------------------------------------------------------------------
 
     def take(self) -> bool:
         """Lead from now on, until `leave`; False if another thread does, or it is over."""
-        if self._is_over() or not self._lock.acquire(False):
-            return False
-        self._leader = threading.get_ident()
-        return True
+        lead_of, me = self._lead_of, threading.get_ident()
+        return not lead_of and not self._is_over() and lead_of.setdefault(0, me) == me
 
     def leave(self) -> None:
         """Lead no more, and let another one."""
-        self._leader = 0
-        self._lock.release()
+        del self._lead_of[0]
         self._on_left()
         if self._followers or self.attention or self._has_output():
             self._pass_on()
 
     def end(self) -> bool:
         """Nobody will lead any more; False if somebody does now, who then calls this again."""
-        return self._lock.acquire(False)  # and never released
+        end = object()
+        return not self._lead_of and self._lead_of.setdefault(0, end) is end
+
+    def drop(self) -> None:
+        """Lead no more if this thread still does, which an exception kept from leaving."""
+        if self.is_mine:
+            del self._lead_of[0]
 
     def _lead(self, is_done: Callable[[], object], deadline: float) -> bool | None:
         """Lead until `is_done`, and in any case read once; None if another thread does, or it is over.
@@ -530,8 +560,7 @@ class Turns:
 
     def release(self) -> None:
         """Lead no more, and see to it that another one does."""
-        self._leader = 0
-        self._lock.release()
+        del self._lead_of[0]
         self._on_left()
 
     def take_ready(self) -> None:
@@ -601,7 +630,7 @@ class Turns:
 
     def patience(self, waiter: Waiter) -> float:
         """How long a thread that is patient waits before it tries to lead."""
-        if not self._lender and not self._leader:
+        if not self._lender and not self._lead_of:
             if self._watcher is waiter:
                 self._watcher = None
             return 0.0
@@ -633,7 +662,7 @@ class Turns:
         self.wake_followers()
 
     def _pass_on(self) -> None:
-        if self._leader or (self._lender and self._watcher is not None):
+        if self._lead_of or (self._lender and self._watcher is not None):
             return  # the leader passes on when it leaves; the lender is back in a moment, or else the watcher leads
         for follower in tuple(self._followers):
             follower.wake()
@@ -646,7 +675,7 @@ class Turns:
     def attend(self) -> None:
         """One more thing must be read though nobody waits."""
         self.attention += 1
-        if self.attention == 1 and not self._leader:  # the leader passes on, and looks at this first
+        if self.attention == 1 and not self._lead_of:  # the leader passes on, and looks at this first
             self._pass_on()
 
     def start_background(self) -> None:

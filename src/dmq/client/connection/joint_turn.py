@@ -53,6 +53,10 @@ class PollWaiter(Waiter):
         if nudge is not None:
             nudge()
 
+    def poll(self, poll: select.poll, seconds: float) -> list[tuple[int, int]]:
+        """What one finds within so long."""
+        return poll.poll(min(seconds, POLL_SECONDS_MAX) * 1000)
+
 
 class JointTurn:
     """One thread's wait at several connections, for something that is not an answer.
@@ -106,7 +110,7 @@ class JointTurn:
             owners = {descriptor: one for one in mine for descriptor in one.register(poll)}
             while not waiter.wait(0.0) and not is_done() and not self._is_broken():
                 left = max(0.0, deadline - time.monotonic())
-                for descriptor, events in poll.poll(min(left, POLL_SECONDS_MAX) * 1000):
+                for descriptor, events in waiter.poll(poll, left):
                     owners[descriptor].happened(descriptor, events)
                 if not left:
                     return

@@ -14,6 +14,7 @@ what is kept is a few numbers for each shard.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -179,9 +180,16 @@ class ConnectionOwner(Protocol[T]):
 
 
 class Peer(Generic[C]):
-    """A broker at the other end of a connection."""
+    """A broker at the other end of a connection.
 
-    def __init__(self, address: Address, session: Session, owner: ConnectionOwner[C]) -> None:
+    Parameters:
+        is_interruptible: signals' handlers may raise in the middle of what is done here; on an event loop they do not.
+    """
+
+    def __init__(
+        self, address: Address, session: Session, owner: ConnectionOwner[C], *, is_interruptible: bool = False
+    ) -> None:
+        self._is_interruptible = is_interruptible
         self.address: Final = address
         self._session = session
         self._owner = owner
@@ -243,27 +251,45 @@ class Peer(Generic[C]):
     def outstanding(self) -> int:
         return self._session.outstanding
 
-    def _hand_out(self: C, answers: Iterable[tuple[Pending, Frame]], pushes: Iterable[Push]) -> None:
+    def _hand_out(self: C, answers: list[tuple[Pending, Frame]], pushes: Iterable[Push]) -> None:
         owner: ConnectionOwner[C] = self._owner  # type: ignore[attr-defined]
-        for pending, frame in answers:
+        is_interruptible: bool = self._is_interruptible  # type: ignore[attr-defined]
+        if len(answers) > 1:
+            answers.reverse()
+        while answers:
+            pending, frame = answers[-1]
             if frame.status == _NOT_LEADER:
                 error = error_from_status(frame.status, frame.header)
                 assert isinstance(error, NotLeader)
                 owner.deposed(self, error)
-            call_with(pending.on_answer, frame)
+            call_with(pending.on_answer, frame, is_interruptible=is_interruptible)
+            answers.pop()  # only now: who was interrupted in the middle is told of the end of the connection
         for push in pushes:
             try:
                 owner.pushed(self, push)
             except Exception:
                 log.exception("a push was not taken", once_for=push.command, command=push.command)
+                if is_interruptible and may_be_signalled():
+                    raise
 
 
-def call_with(on_answer: OnAnswer, answer: Frame | DMQError) -> None:
-    """Hand over an answer."""
+def call_with(on_answer: OnAnswer, answer: Frame | DMQError, *, is_interruptible: bool = False) -> None:
+    """Hand over an answer.
+
+    Parameters:
+        is_interruptible: what a signal's handler raises in the middle of it is not for us to keep.
+    """
     try:
         on_answer(answer)
     except Exception:
         log.exception("an answer was not taken", once_for=())
+        if is_interruptible and may_be_signalled():
+            raise
+
+
+def may_be_signalled() -> bool:
+    """Whether signals' handlers run in this thread: then nobody knows whose an exception is."""
+    return threading.current_thread() is threading.main_thread()
 
 
 FAILED_MIN: Final = 0.5

@@ -26,7 +26,7 @@ from dmq.client.connection.connection import Connection
 from dmq.client.connection.failover import CONNECT_SECONDS, Failover, Repeats, Standing
 from dmq.client.connection.link import Link
 from dmq.client.connection.session import Push
-from dmq.client.connection.threads import FOREVER
+from dmq.client.connection.threads import FOREVER, Trace
 from dmq.client.connection.url import Address
 from dmq.clock import Clock
 from dmq.errors import DMQError, NotConnected, NotLeader
@@ -150,7 +150,8 @@ class Pool:
         self._moves = settings.reconnect and not settings.any_member
         self.current: Final = self._standing.current
         """The connection in use; None while there is none."""
-        self._changed = threading.Condition()  # guards the standing and the watchers
+        self._lock = threading.RLock()  # guards the standing and the watchers; taken by itself, see `Alarms`
+        self._changed = threading.Condition(self._lock)
         self._watchers: dict[int, Watcher] = {}
         self._told: tuple[Watcher, ...] = ()  # the same, for what is told most
 
@@ -208,7 +209,7 @@ class Pool:
 
     def aim(self, addresses: tuple[Address, ...], leader: str, epoch: int) -> None:
         """The broker answers at these addresses from now on, and is led from there, as far as is known."""
-        with self._changed:
+        with self._lock:
             self.addresses = addresses or self.addresses
             self._standing.failover.aim(addresses, leader, epoch)
 
@@ -221,7 +222,7 @@ class Pool:
         return self._checked(Connection.open(address, self._hello, self, timeout=timeout, clock=self._clock))
 
     def _checked(self, connection: Connection) -> Connection:
-        with self._changed:
+        with self._lock:
             refusal = self._standing.refusal(connection.address, connection.reply.shard)
         if refusal is not None:
             connection.close(refusal)
@@ -243,7 +244,7 @@ class Pool:
         start = time.monotonic()
         limit = FOREVER if self.timeout is None else start + self.timeout
         limit = min(limit, FOREVER if deadline is None else deadline)
-        with self._changed:
+        with self._lock:
             while self.closed_by is None:
                 connection = self.current()
                 if connection is not None:
@@ -300,12 +301,12 @@ class Pool:
     def _pause(self, seconds: float) -> None:
         """Let time pass, unless the pool is closed."""
         if seconds > 0:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(lambda: self.closed_by is not None, seconds)
 
     def watch(self, watcher: Watcher) -> None:
         """Have it told what happens, until `unwatch`. It is told of the connection in use at once."""
-        with self._changed:
+        with self._lock:
             self._watchers[id(watcher)] = watcher
             self._told = (*self._watchers.values(),)
         connection = self.current()
@@ -313,12 +314,12 @@ class Pool:
             watcher.connected(connection)
 
     def unwatch(self, watcher: Watcher) -> None:
-        with self._changed:
+        with self._lock:
             self._watchers.pop(id(watcher), None)
             self._told = (*self._watchers.values(),)
 
     def _each(self, method: str, *arguments: Any) -> None:
-        with self._changed:
+        with self._lock:
             watchers = [*self._watchers.values()]
         for watcher in watchers:
             try:
@@ -347,7 +348,7 @@ class Pool:
                 connection = self._connect(other)
             except DMQError:
                 continue
-            with self._changed:
+            with self._lock:
                 kept = self._standing.keep_beside(connection)
             if kept is not connection:
                 connection.close(NotConnected("one connection to a broker is enough"))
@@ -359,7 +360,7 @@ class Pool:
 
     def _use(self, connection: Connection) -> None:
         was_interrupted = False
-        with self._changed:
+        with self._lock:
             closed_by = self.closed_by
             if closed_by is None:
                 was_interrupted = self._standing.use(connection)
@@ -375,14 +376,14 @@ class Pool:
 
     def lost(self, connection: Connection, reason: DMQError) -> None:
         """A connection broke."""
-        with self._changed:
+        with self._lock:
             loss = self._standing.lost(connection, reason)
         if loss.is_interruption:
             self._owner.interrupted(self.shard, reason)
         self._each("lost", connection, reason)
         if loss.closed_by is not None:
             self._each("closed", loss.closed_by)
-            with self._changed:
+            with self._lock:
                 self._changed.notify_all()
             self._owner.ended(loss.closed_by)
         elif loss.must_connect:
@@ -390,7 +391,7 @@ class Pool:
 
     def deposed(self, connection: Connection, error: NotLeader) -> None:
         """The broker does not lead its shard any more: look for the one that does."""
-        with self._changed:
+        with self._lock:
             loss = self._standing.deposed(connection, error)
         if loss.closed_by is not None:
             connection.close(loss.closed_by)
@@ -400,7 +401,7 @@ class Pool:
             self._retire(connection, self._clock.monotonic() + DEPOSED_SECONDS)
 
     def _start_connecting(self) -> None:
-        with self._changed:
+        with self._lock:
             if not self._standing.begin_connecting():
                 return
             search = self._standing.searches
@@ -410,7 +411,7 @@ class Pool:
 
     def _keep_connecting(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 attempt = self._standing.next_attempt()
                 if attempt.pause:
                     self._changed.wait_for(lambda: self.closed_by is not None, attempt.pause)
@@ -434,13 +435,13 @@ class Pool:
         """The broker sent something by itself."""
         header = push.header
         if isinstance(header, ServerReboot):
-            with self._changed:
+            with self._lock:
                 must_move = self._standing.rebooting(connection, header.reason)
             if must_move:
                 self._start_connecting()
                 self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
         elif isinstance(header, ServerHealth):
-            with self._changed:
+            with self._lock:
                 self._standing.failover.healthy(header.broker, header.address)
         elif isinstance(header, SubscriptionEnded) and header.status == Status.NOT_LEADER:
             self.deposed(connection, NotLeader(header.message))
@@ -462,7 +463,7 @@ class Pool:
             self.call_later(0.1, lambda: self._retire(connection, deadline))
 
     def _tick(self) -> None:
-        with self._changed:
+        with self._lock:
             self._standing.look()
             connections = self._standing.connections()
         for connection in connections:
@@ -472,7 +473,8 @@ class Pool:
 
     def forked(self, reason: NotConnected) -> None:
         """We are in a child: let go of the connections without a word, which are the parent's."""
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         watchers = [*self._watchers.values()]
         for connection in self._standing.close(reason):
             connection.abandon()
@@ -480,16 +482,27 @@ class Pool:
         for watcher in watchers:
             watcher.forked(reason)
 
+    def mend(self, trace: Trace) -> None:
+        """An exception out of a signal's handler ended a call of this thread: end what it may have left half done."""
+        with self._lock:
+            connections = self._standing.connections()
+        for connection in connections:
+            connection.mend(trace)
+        with self._lock:
+            must_connect = self.closed_by is None and self._standing.current() is None
+        if must_connect:
+            self._start_connecting()
+
     def retire(self, reason: DMQError) -> None:
         """End all connections, and tell nobody: the broker is gone for good."""
-        with self._changed:
+        with self._lock:
             self._watchers.clear()
             self._told = ()
         self.close(reason)
 
     def close(self, reason: DMQError) -> None:
         """End all connections; the first reason is the one that is told."""
-        with self._changed:
+        with self._lock:
             is_first = self.closed_by is None
             reason = self.closed_by or reason
             connections = self._standing.close(reason)

@@ -24,7 +24,9 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeAlias, TypeVar
+from weakref import WeakSet
 
 from dmq.client.arguments import check_function
 from dmq.client.connection.connection import Connection
@@ -32,7 +34,7 @@ from dmq.client.connection.failover import CONNECT_SECONDS, Backoff
 from dmq.client.connection.link import Link, ShardHealth
 from dmq.client.connection.pool import BrokerAt, Pool, PoolSettings
 from dmq.client.connection.route_book import ANY, BrokerAddresses, PlaceChoice, RouteBook, RouteChange, RouteKeeper
-from dmq.client.connection.threads import FOREVER, Alarms, Notifier, end_in_children
+from dmq.client.connection.threads import FOREVER, Alarms, Notifier, Trace, end_in_children
 from dmq.client.connection.url import OneBroker, parsed_address
 from dmq.errors import Busy, DMQError, NotConnected, ShardConflict, TimedOut, UnknownTopic
 from dmq.event_log import EventLog
@@ -522,6 +524,38 @@ class AnyRouter(Generic[P, L]):
             self.notify(self.listeners.resumed)
 
 
+class Mendable(Protocol):
+    """What an exception out of a signal's handler may leave half done."""
+
+    def mend(self, trace: Trace) -> None:
+        """A call of this thread was ended by one."""
+
+
+class Routed(Protocol):
+    """What works over a router of a blocking program."""
+
+    _router: Router
+
+
+O = TypeVar("O", bound=Routed)  # noqa: E741
+A = ParamSpec("A")
+R = TypeVar("R")
+
+
+def mended(method: Callable[Concatenate[O, A], R]) -> Callable[Concatenate[O, A], R]:
+    """A method that a program calls, after which things are as they should be whatever a signal's handler raises."""
+
+    @wraps(method)
+    def call(owner: O, /, *arguments: A.args, **named: A.kwargs) -> R:
+        try:
+            return method(owner, *arguments, **named)
+        except BaseException as error:
+            owner._router.mend(error)
+            raise
+
+    return call
+
+
 class Router(AnyRouter[Pool, Connection]):
     """The router of a blocking program. Thread-safe. Parameters as of `AnyRouter`."""
 
@@ -530,6 +564,8 @@ class Router(AnyRouter[Pool, Connection]):
         self.notifier: Final = Notifier(f"{name}-callbacks")
         self._alarms = Alarms(f"{name}-alarms", settings.clock)
         self.is_forked = False
+        self.parts: Final[WeakSet[Mendable]] = WeakSet()
+        """Of producers and consumers, what has to be seen to after an exception out of a signal's handler."""
         super().__init__(table, settings, listeners)
         end_in_children(self)
 
@@ -651,6 +687,19 @@ class Router(AnyRouter[Pool, Connection]):
         self._lock = threading.Lock()
         for pool in self._pools.values():
             pool.forked(reason)
+
+    def mend(self, error: BaseException) -> None:
+        """See to what a call of this thread left half done that an exception out of a signal's handler has ended.
+
+        To be called where the call leaves the client, with whatever left it: an error of ours left nothing half done.
+        """
+        if isinstance(error, DMQError) or self.is_forked:
+            return
+        trace = Trace(error)
+        for pool in [*self._pools.values()]:
+            pool.mend(trace)
+        for part in [*self.parts]:
+            part.mend(trace)
 
     def close(self) -> None:
         """End all connections. No listener is called: it was asked for."""

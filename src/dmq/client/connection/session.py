@@ -140,6 +140,7 @@ class Session:
         self._answered_since = clock.boottime()  # when the newest request was sent that is answered
         self._beats: deque[float] = deque()  # when the heartbeats were sent that are not answered
         self._frame_bytes_max = 0  # before the hello
+        self._received = Received([], [], [])  # at last; who hands its answers over takes them out
         self.reply: HelloReply | None = None
         self.features: frozenset[str] = frozenset()
         """In force on the connection, by the names of `dmq.protocol.session`; known once the hello was answered."""
@@ -286,7 +287,7 @@ class Session:
 
     def _hear(self, parse: Callable[[Any], list[Frame]], what: Any) -> Received:
         self._heard_at = self._clock.monotonic()
-        received = Received([], [], [])
+        received = self._received = Received([], [], [])
         try:
             for frame in parse(what):
                 self._take(frame, received)
@@ -299,9 +300,10 @@ class Session:
     def _take(self, frame: Frame, received: Received) -> None:
         kind = frame.kind
         if kind == Kind.RESPONSE:
-            pending = self._outstanding.pop(frame.correlation, None)
+            pending = self._outstanding.get(frame.correlation)
             if pending is not None:
                 received.answers.append((pending, frame))
+                del self._outstanding[frame.correlation]
                 if pending.sent_at > self._answered_since:
                     self._answered_since = pending.sent_at
             elif frame.correlation in (0, _OURS):
@@ -386,6 +388,10 @@ class Session:
         return []
 
     # --- the end ----------------------------------------------------------------------------------------------------
+
+    def unheard(self) -> list[Pending]:
+        """Whose answers came, and were not handed over to the end."""
+        return [pending for pending, _ in self._received.answers]
 
     def fail(self, reason: DMQError) -> list[Pending]:
         """End the session: the requests that will never be answered, oldest first."""

@@ -18,7 +18,7 @@ from typing import Any, Generic, Self, TypeVar
 from dmq.client.admin.calls import When, parse_point
 from dmq.client.connection.connection import Connection
 from dmq.client.connection.pool import Pool
-from dmq.client.connection.router import Router
+from dmq.client.connection.router import Router, mended
 from dmq.client.connection.threads import FOREVER
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.delivery import Delivery
@@ -78,6 +78,7 @@ class Consumer(Generic[T]):
         self._subscriber = Subscriber(options, number, router, self._core)
         self._subscriptions = self._subscriber.subscriptions
         self._puller = Puller(self._subscriptions)
+        self._subscriber.on_start_anew = self._puller.start_anew
         self._released = released
         self._state = threading.Lock()  # held for some statements, never while waiting
         self._previous: ReceivedMessage | Batch | None = None
@@ -103,6 +104,7 @@ class Consumer(Generic[T]):
     def __iter__(self) -> Iterator[ReceivedMessage[T]]:
         return self
 
+    @mended
     def __next__(self) -> ReceivedMessage[T]:
         """The next message; waits for it.
 
@@ -181,6 +183,7 @@ class Consumer(Generic[T]):
 
     # --- by the batch -----------------------------------------------------------------------------------------------
 
+    @mended
     def pull(self, max_messages: int = 100, wait: float = 5.0, queue: int | None = None) -> Batch[ReceivedMessage[T]]:
         """A batch of messages: the fastest way to consume.
 
@@ -319,6 +322,7 @@ class Consumer(Generic[T]):
         one.pulled_over = connection
         return frame
 
+    @mended
     def ack(self, messages: ReceivedMessage | Iterable[ReceivedMessage]) -> None:
         """These are done: a message, a batch, or some messages."""
         for part in parts_to_ack(messages):
@@ -326,6 +330,7 @@ class Consumer(Generic[T]):
 
     # --- with a handler ---------------------------------------------------------------------------------------------
 
+    @mended
     def run(
         self,
         handler: Callable[[ReceivedMessage[T]], Any],
@@ -383,6 +388,7 @@ class Consumer(Generic[T]):
         """Go on."""
         self._subscriptions.set_paused(False)
 
+    @mended
     def seek(self, to: When) -> None:
         """Move the group to a place, as in `start_from` and `admin.reset`.
 

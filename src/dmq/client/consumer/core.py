@@ -701,19 +701,11 @@ class ConsumerCore:
                     self._lose(delivery)
             book.screening.begin_anew()
 
-    def release_waiting(self, book: LeaseBook | None = None) -> None:
-        """Give all back that nobody has touched, to one broker or to all."""
+    def release_waiting(self, book: LeaseBook | None = None, queues: Container[int] | None = None) -> None:
+        """Give all back that nobody has touched, to one broker or to all; of some queues, or of all."""
         with self.lock:
             for delivery in self._held(book):
-                if not delivery.is_pulled:
-                    self._release(delivery)
-        self.on_reports(True)
-
-    def release_queues(self, book: LeaseBook, queues: Container[int]) -> None:
-        """Give back what nobody has touched of some queues of a broker."""
-        with self.lock:
-            for delivery in self._held(book):
-                if not delivery.is_pulled and delivery.lease.queue in queues:
+                if not delivery.is_pulled and (queues is None or delivery.lease.queue in queues):
                     self._release(delivery)
         self.on_reports(True)
 
@@ -733,6 +725,11 @@ class ConsumerCore:
                 for index, state in enumerate(delivery.states):
                     if state == TAKEN:
                         self._settle(delivery, index, Outcome.RELEASE, -1, reason="")
+
+    def start_anew(self) -> None:
+        """A thread was stopped in the middle of anything here: see `LeaseBook.start_anew`."""
+        with self.lock:
+            self._prefetch, self._taken = self._prefetch.emptied(), sum([book.start_anew() for book in self._books])
 
     def _held(self, book: LeaseBook | None = None) -> list[Delivery]:
         """What is in hand, of one broker or of all."""

@@ -104,7 +104,8 @@ def judge(error: BaseException | None, tries: int, local_retries: int) -> Verdic
 def tell_failure(message: ReceivedMessage, error: BaseException | None) -> None:
     """Log that a handler failed; the same kind of error at most every ten seconds, with how many there were."""
     once_for = (message.group, message.topic, type(error).__name__)
-    log.warning("a handler failed", once_for=once_for, **facts_of(message), error=reason_text(error), exc_info=error)
+    text = reason_text(error) or type(error).__name__  # KeyError has a text, StopIteration and many others have none
+    log.warning("a handler failed", once_for=once_for, **facts_of(message), error=text, exc_info=error)
 
 
 def begin_handling(handler: Any, group: str) -> Any:

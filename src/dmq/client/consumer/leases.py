@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from dmq.client.connection.link import NamedLink
-from dmq.client.consumer.delivery import TAKEN, Delivery, Holder, LeaseKey, is_one_run, plain_delivery
+from dmq.client.consumer.delivery import SETTLED, TAKEN, WAITING, Delivery, Holder, LeaseKey, is_one_run, plain_delivery
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.errors import DMQError
 from dmq.protocol import Buffer, Frame, decode_response, error_from_status
@@ -187,6 +187,27 @@ class LeaseBook:
         self.finished = 0  # how many messages were reported and not yet counted
         self.screening = Screening(options.tag_set)
         self.told = Told()
+
+    def start_anew(self) -> int:
+        """Give back what waits, and forget what was done: a thread was stopped in the middle of anything here.
+
+        What was about to be handed out comes again when its lease is over, and is then no duplicate.
+
+        Returns:
+            How many messages are handed out.
+        """
+        taken, self.screening = 0, Screening(self._options.tag_set)
+        for delivery in [*self.held.values(), *self.dirty]:
+            states, delivery.waiting = delivery.states, 0
+            for index in [index for index, state in enumerate(states) if state == WAITING]:
+                states[index] = SETTLED
+                delivery.others.append((index, Outcome.RELEASE, -1, ""))
+            delivery.left = states.count(TAKEN)
+            taken += delivery.left
+            delivery.is_dirty = delivery in self.dirty
+            if delivery.others:
+                self.add(delivery)
+        return taken
 
     # --- the straight way -------------------------------------------------------------------------------------------
 

@@ -87,6 +87,11 @@ class Puller(Generic[P]):
         self._stay: Subscription[P] | None = None  # with the broker whose turn it is
         self._stay_until = 0.0
 
+    def start_anew(self) -> None:
+        """Nobody knows what was asked for: what comes all the same waits for the next pull."""
+        self._under_way.clear()
+        self._last_ask = self.ahead = None
+
     def is_under_way(self) -> bool:
         """Whether a broker is asked for what waits for the next pull."""
         return bool(self._under_way)

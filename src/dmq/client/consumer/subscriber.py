@@ -7,6 +7,7 @@ together otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from dmq.client.connection.connection import Connection
 from dmq.client.connection.joint_turn import JointTurn
 from dmq.client.connection.pool import Pool
 from dmq.client.connection.router import Router
-from dmq.client.connection.threads import Waiter
+from dmq.client.connection.threads import Trace, Waiter
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.options import ConsumerOptions
 from dmq.client.consumer.subscription import ALL, Subscription, Subscriptions
@@ -27,6 +28,10 @@ __all__ = ["Subscriber"]
 COMPANY_SECONDS: Final = 0.005
 # Reports about a batch leave with the next pull; so long they wait for one that does not come.
 NEXT_PULL_SECONDS: Final = 0.02
+# Whose work, if it is left half done, has a consumer start anew.
+_HOLDERS: Final = (
+    "ConsumerCore", "LeaseBook", "Prefetch", "Screening", "DuplicateWindow", "Intervals", "Told", "Delivery", "Puller",
+)  # fmt: skip
 _LOOK_SECONDS: Final = 1.0  # a thread that waits looks again at least so often
 
 
@@ -45,7 +50,9 @@ class Subscriber:
         self._waiters: dict[int, Waiter] = {}  # by thread
         self._calls = 0  # of all who wait: the connections may be others
         self._attended: list[Connection] = []
+        self.on_start_anew: Callable[[], None] = lambda: None
         self.subscriptions: Final = Subscriptions(options, number, router, core, subscriber=self)
+        router.parts.add(self)
         core.on_reports = self._report
         core.on_free = lambda: self.wake(nudge=True)
 
@@ -149,6 +156,19 @@ class Subscriber:
                 self.subscriptions.report()
             finally:
                 self._flushing.release()
+
+    def mend(self, trace: Trace) -> None:
+        """An exception out of a signal's handler ended a call of this thread: it waits and reports no more."""
+        self._waiters.pop(threading.get_ident(), None)
+        with contextlib.suppress(RuntimeError):  # it is not this thread's
+            while True:
+                self._flushing.release()
+        self._core.is_report_due = False
+        if not trace.is_in_wait and any(map(trace.passed_any, _HOLDERS)):
+            self._core.start_anew()
+            self.on_start_anew()
+        self.wake(nudge=True)
+        self.flush()
 
     def flush_last(self) -> None:
         """Send the last reports, after those that another thread is about to send."""

@@ -10,8 +10,7 @@ too many goes back untouched. After a reconnect the subscription is sent again a
 (D-22); the name in the group is the same at all brokers, stays when a connection changes, and no two consumers share
 it; what is said of messages is sent once, and kept while there is no connection; an error of a broker that trying again
 cannot help ends the consumer. A push that may have lain unread for half of its lease is taken only once the broker has
-said that the lease is still ours: so does one that came while the process stood still. A request at every tick keeps
-that rare.
+said that the lease is still ours: so does one that came while the process stood still. Ticks keep that rare.
 """
 
 from __future__ import annotations
@@ -125,7 +124,6 @@ class Subscription(Generic[P]):
 
     @property
     def start_from(self) -> Point:
-        """Where the group begins if it is new to the broker."""
         return self._begins_at or self._options.start_from
 
     @property
@@ -199,6 +197,8 @@ class Subscription(Generic[P]):
         is_over = self._all.is_closing or self._core.ended is not None
         if not is_over and self.pool.current() is link and self in self._all:
             self._link = None
+            with contextlib.suppress(DMQError):  # what ended may have been an earlier one, and ours is there
+                link.submit(Command.UNSUBSCRIBE, Unsubscribe(self._all.number, False), on_answer=lambda answer: None)
             self.subscribe(link)
 
     def hold(self, is_held: bool) -> None:
@@ -420,7 +420,7 @@ class Subscription(Generic[P]):
         self._tell_queues()
         if dropped:
             # Behind the assignment, or they would come straight back.
-            self._core.release_queues(self.book, frozenset(dropped))
+            self._core.release_waiting(self.book, frozenset(dropped))
 
     def _tell_queues(self) -> None:
         """Tell the broker which queues we take, if they are others than it knows of."""
@@ -439,7 +439,7 @@ class Subscription(Generic[P]):
     def _give_back_stray(self, leases: Sequence[Lease]) -> None:
         """Give back what was on its way from queues that we had dropped by then."""
         if stray := {lease.queue for lease in leases}.difference(self.queues):
-            self._core.release_queues(self.book, stray)
+            self._core.release_waiting(self.book, stray)
 
 
 class Subscriptions(Generic[P]):

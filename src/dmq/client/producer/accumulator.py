@@ -24,6 +24,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from threading import get_ident
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from dmq.client.producer.numbered_sender import NumberedBatch
@@ -34,6 +35,7 @@ from dmq.model import Durability, Message, place_shard
 
 __all__ = [
     "CROWD_MIN",
+    "LONE",
     "SECOND_BYTES_MIN",
     "SECOND_MESSAGES_MIN",
     "Accumulator",
@@ -91,6 +93,7 @@ class SendBatch(Outcome, NumberedBatch):
     is_sealed = False
     is_worth_a_look = False
     is_attended = False  # somebody is interested who does not read
+    carrier = 0  # the thread that took it last from where it waited
     # once it leaves
     queue = -1
     key_count = 0
@@ -240,8 +243,8 @@ class Lane:
     """Batches with one key, in order: those that are ready, and the one that gathers."""
 
     __slots__ = (
-        "gathering", "has_offsets", "is_closed", "is_crowded", "is_held", "key", "lone", "place", "ready", "stalled",
-        "stand_in", "stream", "turn", "under_way",
+        "carrier", "gathering", "has_offsets", "is_closed", "is_crowded", "is_held", "key", "lone", "place", "ready",
+        "stalled", "stand_in", "stream", "turn", "under_way",
     )  # fmt: skip
 
     def __init__(self, key: LaneKey, stream: Stream, turn: int) -> None:
@@ -258,6 +261,7 @@ class Lane:
         self.is_crowded = False  # the last batch that gathered has several messages
         self.is_held = False  # what gathers waits for threads that are on their way back with more
         self.lone: Lone | None = None  # the message without a batch that is under way
+        self.carrier = 0  # the thread whose message that is
         self.stand_in: SendBatch | None = None  # its batch after all, if anybody asked for it
 
     @property
@@ -315,9 +319,10 @@ class Accumulator:
         self._window_messages = window_messages
         self._random = random.Random(seed) if seed is not None else random.SystemRandom()
         self._producer_id = self._random.getrandbits(64)
-        self._streams: dict[tuple[Durability, bool, bool], Stream] = {}
+        self.streams: dict[tuple[Durability, bool, bool], Stream] = {}
         self._lanes: dict[LaneKey, Lane] = {}
-        self._unsettled: dict[SendBatch, None] = {}
+        self.unsettled_batches: dict[SendBatch, None] = {}
+        self.charged: dict[SendBatch, None] = {}  # what counts in the window
         self.bytes = 0
         self.messages = 0
         self.waiters: deque[Wakeable] = deque()  # for room in the window
@@ -339,6 +344,8 @@ class Accumulator:
 
     def release(self, batch: SendBatch) -> list[Wakeable]:
         """A batch is settled: its room is free, and those who wait for some are returned to be woken."""
+        if self.charged.pop(batch, batch) is batch:
+            return []  # it was free before
         self.bytes -= batch.bytes
         self.messages -= batch.count
         if not self.waiters:
@@ -354,13 +361,14 @@ class Accumulator:
         lane = self._lanes.get(key)
         if lane is None:
             kind = (key.durability, key.is_delayed, key.is_half)
-            stream = self._streams.get(kind)
+            stream = self.streams.get(kind)
             if stream is None:
                 # 0 is nobody's id.
-                producer_id = (self._producer_id + len(self._streams)) & _U64 or 1 << 63
-                stream = self._streams[kind] = Stream(producer_id)
-            lane = self._lanes[key] = Lane(key, stream, self._random.getrandbits(16))
+                producer_id = (self._producer_id + len(self.streams)) & _U64 or 1 << 63
+                stream = self.streams[kind] = Stream(producer_id)
+            lane = Lane(key, stream, self._random.getrandbits(16))
             stream.lanes.setdefault(key.topic, []).append(lane)
+            self._lanes[key] = lane
         return lane
 
     def append(self, draft: Draft) -> SendBatch:
@@ -429,6 +437,7 @@ class Accumulator:
 
     def _return_room(self, batch: SendBatch) -> None:
         """Give back what a batch has not used of its room, and put what has used it with the others."""
+        # No call among these three, so that an exception of a signal's handler finds all of them done, or none.
         batch.bodies += batch.pairs[::2]  # type: ignore[arg-type]
         batch.keys += batch.pairs[1::2]  # type: ignore[arg-type]
         batch.pairs = []
@@ -461,10 +470,11 @@ class Accumulator:
             if turn < 0:
                 return None
             queue = turn % queues
-        under_way[place, queue] = _LONE
+        lane.carrier = get_ident()
+        stream.next_sequence = sequence + 1
+        under_way[place, queue] = LONE
         lone = lane.lone = Lone(queue, sequence, size)
         lane.turn, lane.under_way = turn + 1, 1
-        stream.next_sequence = sequence + 1
         self.bytes += size
         self.messages += 1
         return lone
@@ -497,7 +507,7 @@ class Accumulator:
         self._number(batch, stream)
         stream.under_way[place, queue] = [batch]
         lane.turn, lane.under_way = lane.turn + 1, 1
-        self._unsettled[batch] = None
+        self.unsettled_batches[batch] = self.charged[batch] = None
         self.bytes += batch.bytes
         self.messages += batch.count
         return True
@@ -508,7 +518,7 @@ class Accumulator:
         stream, place = lane.stream, lane.place
         if lane.gathering is not None or lane.ready or self.waiters or len(stream.lanes[place]) > 1:
             return False
-        del stream.under_way[place, batch.queue], self._unsettled[batch]
+        del stream.under_way[place, batch.queue], self.unsettled_batches[batch], self.charged[batch]
         lane.under_way -= 1
         self.bytes -= batch.bytes
         self.messages -= batch.count
@@ -528,8 +538,9 @@ class Accumulator:
             batch.count, batch.is_sealed, batch.is_tried, batch.sent_at = 1, True, True, 0.0
             batch.producer_id = lane.stream.producer_id
             batch.queue, batch.first_sequence, batch.bytes = lone
+            batch.carrier = lane.carrier
             lane.stream.under_way[lane.place, batch.queue] = [batch]
-            self._unsettled[batch] = None
+            self.unsettled_batches[batch] = self.charged[batch] = None
         return batch
 
     def _gathering(self, lane: Lane, size: int) -> SendBatch:
@@ -538,7 +549,7 @@ class Accumulator:
         if batch is None or batch.bytes + size > BATCH_BYTES_MAX or batch.count >= BATCH_MESSAGES_MAX:
             self.seal(lane)
             batch = lane.gathering = SendBatch(lane)
-            self._unsettled[batch] = None
+            self.unsettled_batches[batch] = self.charged[batch] = None
         return batch
 
     def _count_one(self, lane: Lane, batch: SendBatch, size: int) -> None:
@@ -572,13 +583,13 @@ class Accumulator:
         self.seal(lane)
         batch.is_sealed = True
         lane.ready.append(batch)
-        self._unsettled[batch] = None
+        self.unsettled_batches[batch] = self.charged[batch] = None
         self.bytes += batch.bytes
         self.messages += batch.count
 
     def withdraw(self, batch: SendBatch) -> bool:
         """Take back a batch that has not left; False if it has."""
-        lane = batch.lane
+        lane, batch.carrier = batch.lane, get_ident()
         if lane.gathering is batch:
             self._take_gathering(lane)
             return True
@@ -612,6 +623,7 @@ class Accumulator:
                 return None
             lane.turn = turn + 1
             queue = queues[turn % len(queues)]
+        batch.carrier = get_ident()
         if lane.gathering is batch:
             self._take_gathering(lane)
         else:
@@ -658,13 +670,13 @@ class Accumulator:
             batch.lane.stalled -= 1
 
     def _number(self, batch: SendBatch, stream: Stream) -> None:
-        batch.producer_id = stream.producer_id
-        batch.first_sequence = stream.next_sequence
-        stream.next_sequence += batch.count
+        batch.producer_id, batch.carrier = stream.producer_id, get_ident()
+        first = stream.next_sequence
+        stream.next_sequence = first + batch.count  # before it has them: numbers are never given twice
+        batch.first_sequence = first
 
     def finished(self, batch: SendBatch) -> list[Lane]:
         """A batch will not be sent any more: its queue is free. The lanes that may have waited for that."""
-        self._unsettled.pop(batch, None)
         self._resume(batch)
         lane = batch.lane
         place = (lane.place, batch.queue)
@@ -675,6 +687,7 @@ class Accumulator:
                 del lane.stream.under_way[place]
             else:
                 lane.stream.under_way[place].remove(batch)
+        self.unsettled_batches.pop(batch, None)
         if not lane.place:
             return [other for lanes in lane.stream.lanes.values() for other in lanes if not other.is_idle]
         return [other for other in lane.stream.lanes[lane.key.topic] if not other.is_idle]
@@ -688,7 +701,7 @@ class Accumulator:
             The lanes that may have waited for the place that it had, and the batch that was held behind it.
         """
         lanes, released = self.finished(batch), self.released(batch)
-        self._unsettled[batch] = None
+        self.unsettled_batches[batch] = None
         self._unnumber(batch)
         batch.lane.ready.appendleft(batch)
         return (lanes if batch.lane in lanes else [*lanes, batch.lane]), released
@@ -710,7 +723,7 @@ class Accumulator:
     def move(self, batch: SendBatch, lane: Lane) -> None:
         """Put a batch that is stored nowhere, and waits nowhere, at the end of another lane."""
         self.finished(batch)
-        self._unsettled[batch] = None
+        self.unsettled_batches[batch] = None
         self._unnumber(batch)
         self.seal(lane)
         batch.lane = lane
@@ -732,7 +745,7 @@ class Accumulator:
 
     def lanes_by(self, topic: str, version: int) -> list[Lane]:
         """The lanes of messages of a topic that are bound to a place by other slots than those of this version."""
-        found = [lane for stream in self._streams.values() for lane in stream.lanes.get(topic, ())]
+        found = [lane for stream in self.streams.values() for lane in stream.lanes.get(topic, ())]
         return [lane for lane in found if lane.key.slots_version not in (0, version)]
 
     def take_waiting(self, lane: Lane) -> list[SendBatch]:
@@ -748,6 +761,9 @@ class Accumulator:
             del self._lanes[lane.key]
             lane.stream.lanes[lane.key.topic].remove(lane)
 
+    def lanes(self) -> list[Lane]:
+        return [*self._lanes.values()]
+
     def waiting_lanes(self) -> list[Lane]:
         """All lanes that have something to send."""
         return [lane for lane in self._lanes.values() if not lane.is_idle]
@@ -757,7 +773,7 @@ class Accumulator:
         for lane in self._lanes.values():
             if lane.lone is not None:
                 self._stand_in(lane)
-        return iter([*self._unsettled])
+        return iter([*self.unsettled_batches])
 
 
 def _may_follow(batches: Sequence[SendBatch]) -> bool:
@@ -778,5 +794,5 @@ def _turn(lane: Lane, queues: Sequence[int], *, overlaps: bool) -> int:
     return best
 
 
-_LONE: Final = [SendBatch(Lane(LaneKey("", -1, Durability.STORED), Stream(0), 0))]
+LONE: Final = [SendBatch(Lane(LaneKey("", -1, Durability.STORED), Stream(0), 0))]
 """What is under way to a queue while a lone message is: nothing may follow, and nothing waits for its turn there."""

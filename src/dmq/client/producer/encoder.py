@@ -23,15 +23,17 @@ import numpy as np
 from dmq.client.producer.accumulator import SendBatch
 from dmq.clock import Clock
 from dmq.errors import InvalidMessage, InvalidSettings
-from dmq.model import DEFAULT_PRIORITY, Message
+from dmq.model import DEFAULT_PRIORITY, Durability, Message, place_queue
 from dmq.protocol import pack_batch, pack_lone
+from dmq.protocol.produce import Produce, ProduceFlag
 from dmq.records import Alike, Compressor, EncodeOptions, encode_batch, encode_lone, encode_plain
 from dmq.records.attributes import utf8
 from dmq.records.compression import COMPRESS_OVER_BYTES
 from dmq.records.encoder import Shape, lone_record, plain_shape
 
-__all__ = ["BatchEncoder", "check_type", "decode_body", "encode_body"]
+__all__ = ["BatchEncoder", "check_type", "decode_body", "encode_body", "header_of"]
 
+ANSWER_SECONDS: Final = 0.5
 
 T = TypeVar("T")
 
@@ -246,3 +248,32 @@ class BatchEncoder:
                 codec, body = self._compressor.compress(topic, body)
         record = encode_lone(topic, self._app, message, self._clock.now_ms(), body=body, codec=codec)
         return pack_lone(record), 1 if record.key_hash else 0
+
+
+def header_of(batch: SendBatch, now: float) -> Produce:
+    """The header under which a batch goes out now."""
+    key = batch.lane.key
+    timeout_ms = 0
+    if key.durability == Durability.CONSUMED and batch.deadline is not None:
+        # The broker's time is over a little sooner, so that its answer, which says where the message is, arrives.
+        left = batch.deadline - now
+        timeout_ms = max(1, int((left - min(ANSWER_SECONDS, left / 4)) * 1000))
+    return Produce(
+        key.topic,
+        place_queue(batch.queue),
+        batch.count,
+        batch.key_count,
+        producer_id=batch.producer_id,
+        producer_epoch=0,
+        first_sequence=batch.first_sequence,
+        durability=key.durability,
+        flags=(ProduceFlag.DUES if key.is_delayed else 0)
+        | (ProduceFlag.HALF if key.is_half else 0)
+        | (ProduceFlag.JOINED if key.is_half and batch.has_extras else 0)
+        | (ProduceFlag.EXPIRING if batch.has_extras else 0)
+        | (ProduceFlag.BLOCKS if batch.block_bytes else 0),
+        group=key.group,
+        timeout_ms=timeout_ms,
+        previous_sequence=batch.previous_sequence,
+        slots_version=key.slots_version,
+    )

@@ -61,17 +61,25 @@ class Outcome:
     def __init__(self, topic: str) -> None:
         self.topic = topic
 
-    def end(self, reply: ProduceReply | Spooled | None, error: DMQError | None) -> list[Callable[[], Any]]:
-        """Settle it, wake those who wait, and return the callbacks that are now to be called."""
+    def end(self, reply: ProduceReply | Spooled | None, error: DMQError | None) -> None:
+        """Settle it, and wake those who wait. Its callbacks are then to be taken and called."""
         with _ending:
             if self.is_done:
-                return []
+                return
             self.reply, self.error, self.is_done = reply, error, True
-            waiters, callbacks = self._waiters, self._callbacks
-            self._waiters = self._callbacks = None
-        for waiter in waiters or ():
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake those who wait for the end, which has come."""
+        for waiter in self._waiters or ():
             waiter.wake()
+        self._waiters = None
         self._wake_next()
+
+    def take_callbacks(self) -> list[Callable[[], Any]]:
+        """What is to be called after the end; it is given out once."""
+        with _ending:
+            callbacks, self._callbacks = self._callbacks, None
         return callbacks or []
 
     def queue_up(self, waiter: Wakeable) -> None:

@@ -9,29 +9,33 @@ nothing else is under way it takes the straight path (`straight_path`), in the c
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
+from weakref import WeakSet
 
 from dmq.client.arguments import check_function, check_seconds
 from dmq.client.connection.connection import Connection
 from dmq.client.connection.router import Router
 from dmq.client.connection.session import Push
-from dmq.client.connection.threads import FOREVER, Waiter
-from dmq.client.producer.accumulator import Draft, SendBatch
+from dmq.client.connection.threads import FOREVER, Trace, Waiter
+from dmq.client.producer.accumulator import LONE, MESSAGE_BYTES, Accumulator, Draft, Lane, SendBatch, Stream
 from dmq.client.producer.core import WHOLE_MESSAGES, Core, listed
 from dmq.client.producer.future import Receipts, Repeated, SendFuture, Sent
 from dmq.client.producer.message import SendOptions, own_message, parse_id
 from dmq.client.producer.retry_policy import unknown_after
 from dmq.client.producer.routes import UNKNOWN, Route
-from dmq.client.producer.sender import Sender
+from dmq.client.producer.sender import SCAN_SECONDS, Sender
 from dmq.client.producer.straight_path import StraightPath
 from dmq.client.producer.transaction import Transaction
 from dmq.client.producer.transaction_core import HalfOptions, Transactions, roll_back_late
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
-from dmq.model import DEFAULT_PRIORITY, Body, DurabilityName, Message, MessageId, Receipt, check_target
+from dmq.event_log import EventLog
+from dmq.model import DEFAULT_PRIORITY, Body, Durability, DurabilityName, Message, MessageId, Receipt, check_target
 from dmq.protocol import Command, decode_response
 from dmq.protocol.admin import TopicDescribe
 from dmq.protocol.produce import TransactionCheck
@@ -39,7 +43,10 @@ from dmq.protocol.produce import TransactionCheck
 __all__ = ["OnDelivery", "Producer"]
 
 LOOK_SECONDS: Final = 1.0  # a thread that waits looks at least so often whether the end has come
+END_SECONDS: Final = 5.0  # that the end of the interpreter waits for producers that were not closed, all together
 HOLD_SECONDS: Final = 0.01  # that a batch is held for threads that come back, as far as others keep them from it
+
+log = EventLog(__name__)
 
 OnDelivery = Callable[[Receipt | None, DMQError | None], Any]
 
@@ -73,6 +80,8 @@ class Producer:
             core.begin_lone = self.straight.begin
         self._watcher: Final = _RouterWatcher(core, transactions)
         router.watch(self._watcher)
+        router.parts.add(self._watcher)
+        _open.add(self)
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
@@ -119,33 +128,40 @@ class Producer:
             DMQError: it was not stored as asked, or that is not known (`TimedOut`): then send the same `dmq.Message`
                 again, or give `detail["id"]` as `id`, and it is stored once.
         """
-        deadline = self._deadline(timeout)
-        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
-        if id is not None or type(body) is Message:
-            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-            return self._send_known(message, options, id, timeout)
-        batch: SendBatch | None = None
-        index = 0
-        if (
-            self._is_straight and not ordered and not delay and deliver_at is None and ttl is None and not consumed_by
-        ):  # fmt: skip
-            sent = self.straight.send(topic, message, durability, deadline)
-            if isinstance(sent, Receipt):
-                return sent
-            if sent is not None:
-                batch = sent
-            elif (joined := self._core.join(topic, message, durability, deadline)) is not None:
-                batch, index = joined
-                self._wait_among(batch, deadline, is_first=not index)
-        if batch is None:
-            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-            draft = self._core.draft(self._route(topic, deadline, options, message), message, options)
-            batch, index = self._put(draft, False, deadline)
-            self._sender.pump(batch.lane)
-        if not batch.is_done:
-            self._wait(batch, deadline)
-        is_stored = batch.is_done and batch.error is None
-        return batch.receipt(index) if is_stored else self._conclude(Sent(batch, index, message), timeout)
+        try:
+            deadline = self._deadline(timeout)
+            message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
+            if id is not None or type(body) is Message:
+                options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+                return self._send_known(message, options, id, timeout)
+            batch, index = None, 0
+            if self._is_straight and not (ordered or delay or deliver_at is not None or ttl is not None or consumed_by):
+                sent = self.straight.send(topic, message, durability, deadline)
+                if isinstance(sent, Receipt):
+                    return sent
+                if sent is not None:
+                    batch = sent
+                elif (joined := self._core.join(topic, message, durability, deadline)) is not None:
+                    batch, index = joined
+                    self._wait_among(batch, deadline, is_first=not index)
+            if batch is None:
+                options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+                batch, index = self._begin(message, options, deadline)
+            if not batch.is_done:
+                self._wait(batch, deadline)
+            if batch.is_done and batch.error is None:
+                return batch.receipt(index)
+            return self._conclude(Sent(batch, index, message), timeout)
+        except BaseException as error:  # also out of a signal's handler
+            self._router.mend(error)
+            raise
+
+    def _begin(self, message: Message, options: SendOptions, deadline: float) -> tuple[SendBatch, int]:
+        """Put a message of `send` on its way: its batch, and its place there."""
+        draft = self._core.draft(self._route(options.topic, deadline, options, message), message, options)
+        batch, index = self._put(draft, False, deadline)
+        self._sender.pump(batch.lane)
+        return batch, index
 
     def _send_known(
         self, message: Message, options: SendOptions, name: str | MessageId | None, timeout: float | None
@@ -216,29 +232,33 @@ class Producer:
         Raises:
             DMQError: the message cannot be sent at all, or the window is full and `on_full` is not "block".
         """
-        if on_delivery is not None:
-            check_function("on_delivery", on_delivery)
-        if (
-            tag is None and business_id is None and not ordered and priority == DEFAULT_PRIORITY and not delay
-            and deliver_at is None and ttl is None and properties is None and not consumed_by and id is None
-        ):  # fmt: skip
-            put = self._core.gather(topic, durability, body, key, on_delivery=on_delivery)
-            if put is not None:
-                return SendFuture(*put)
-        message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
-        options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
-        if id is not None or type(body) is Message:
-            batch, index = self._core.watched(self._sent(message, options, parse_id(id), None, attended=True))
-        else:
-            route = self._routes.get(topic) or self._route(topic, self._deadline(), options, message)
-            batch, index = self._put(self._core.draft(route, message, options), True, None)
-        future = SendFuture(batch, index)
-        if on_delivery is not None:
-            tell = on_delivery
-            future.add_done_callback(lambda _: batch.tell(index, tell))
-        if batch.is_worth_a_look:
-            self._sender.pump(batch.lane)
-        return future
+        try:
+            if on_delivery is not None:
+                check_function("on_delivery", on_delivery)
+            if (
+                tag is None and business_id is None and not ordered and priority == DEFAULT_PRIORITY and not delay
+                and deliver_at is None and ttl is None and properties is None and not consumed_by and id is None
+            ):  # fmt: skip
+                put = self._core.gather(topic, durability, body, key, on_delivery=on_delivery)
+                if put is not None:
+                    return SendFuture(*put)
+            message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
+            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
+            if id is not None or type(body) is Message:
+                batch, index = self._core.watched(self._sent(message, options, parse_id(id), None, attended=True))
+            else:
+                route = self._routes.get(topic) or self._route(topic, self._deadline(), options, message)
+                batch, index = self._put(self._core.draft(route, message, options), True, None)
+            future = SendFuture(batch, index)
+            if on_delivery is not None:
+                tell = on_delivery
+                future.add_done_callback(lambda _: batch.tell(index, tell))
+            if batch.is_worth_a_look:
+                self._sender.pump(batch.lane)
+            return future
+        except BaseException as error:  # also out of a signal's handler
+            self._router.mend(error)
+            raise
 
     def send_many(
         self,
@@ -264,40 +284,44 @@ class Producer:
                 `detail["stored_indexes"]` which; a message that cannot be sent at all raises before anything after it
                 is sent.
         """
-        deadline = self._deadline(timeout)
-        messages = listed(messages)
-        if not messages:
-            return Receipts((), 0)
-        if (
-            self._is_straight and not delay and deliver_at is None and not consumed_by
-            and len(messages) < WHOLE_MESSAGES and not self._core.outcomes.has_objects
-        ):  # fmt: skip
-            straight = self.straight.send_batch(topic, messages, durability, deadline)
-            if straight is not None:
-                return self._end_many([(straight, range(len(messages)))], None, messages, (deadline, timeout))
-        repeated: list[tuple[Repeated, list[int]]] = []
-        fresh, places = messages, None
-        if self._core.outcomes.has_objects:
-            repeated, places = self._core.repeats(topic, messages)
-            fresh = [messages[at] for at in places]
-            for part, _ in repeated:
-                part.batch = self._sender.resume(part.batch, deadline)
-        parts: list[tuple[SendBatch, Sequence[int]]] = []
-        problem: DMQError | None = None
         try:
-            options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
-            route = self._routes.get(topic) or self._route(topic, deadline, options, messages=fresh)
-            for batch, indexes in self._core.many(route, fresh, options):
-                if parts and (connection := self._router.link_for(topic, parts[-1][0].queue)) is not None:
-                    connection.take_ready()  # the answers that came while the batch was made
-                # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
-                deadline = batch.deadline = self._deadline(timeout)
-                self._enter(batch, parts, deadline)
-                parts.append((batch, indexes if places is None else [places[at] for at in indexes]))
-                self._sender.pump(batch.lane)
-        except DMQError as error:
-            problem = error
-        return self._end_many([*repeated, *parts], problem, messages, (deadline, timeout))
+            deadline = self._deadline(timeout)
+            messages = listed(messages)
+            if not messages:
+                return Receipts((), 0)
+            if (
+                self._is_straight and not delay and deliver_at is None and not consumed_by
+                and len(messages) < WHOLE_MESSAGES and not self._core.outcomes.has_objects
+            ):  # fmt: skip
+                straight = self.straight.send_batch(topic, messages, durability, deadline)
+                if straight is not None:
+                    return self._end_many([(straight, range(len(messages)))], None, messages, (deadline, timeout))
+            repeated: list[tuple[Repeated, list[int]]] = []
+            fresh, places = messages, None
+            if self._core.outcomes.has_objects:
+                repeated, places = self._core.repeats(topic, messages)
+                fresh = [messages[at] for at in places]
+                for part, _ in repeated:
+                    part.batch = self._sender.resume(part.batch, deadline)
+            parts: list[tuple[SendBatch, Sequence[int]]] = []
+            problem: DMQError | None = None
+            try:
+                options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at)
+                route = self._routes.get(topic) or self._route(topic, deadline, options, messages=fresh)
+                for batch, indexes in self._core.many(route, fresh, options):
+                    if parts and (connection := self._router.link_for(topic, parts[-1][0].queue)) is not None:
+                        connection.take_ready()  # the answers that came while the batch was made
+                    # Every batch gets the whole timeout: it bounds an answer, not how much one sends.
+                    deadline = batch.deadline = self._deadline(timeout)
+                    self._enter(batch, parts, deadline)
+                    parts.append((batch, indexes if places is None else [places[at] for at in indexes]))
+                    self._sender.pump(batch.lane)
+            except DMQError as error:
+                problem = error
+            return self._end_many([*repeated, *parts], problem, messages, (deadline, timeout))
+        except BaseException as error:  # also out of a signal's handler
+            self._router.mend(error)
+            raise
 
     def _end_many(
         self,
@@ -453,7 +477,8 @@ class Producer:
             if accumulator.has_room(size, count) or self._sender.closed_by is not None:
                 return True
             accumulator.waiters.append(waiter)
-        return waiter.wait(deadline - time.monotonic())
+        # At most so long: who was to wake this thread may have been interrupted.
+        return waiter.wait(min(deadline - time.monotonic(), LOOK_SECONDS)) or time.monotonic() < deadline
 
     def _enter(self, batch: SendBatch, parts: Sequence[tuple[SendBatch, Sequence[int]]], deadline: float) -> None:
         """Let a batch of `send_many` into the window; while that is full, read the answers that make room."""
@@ -579,6 +604,7 @@ class Producer:
         except TimedOut:
             pass  # told to each message by its future
         finally:
+            _open.discard(self)
             self._router.unwatch(self._watcher)
             if self._transactions is not None:
                 self._transactions.close(NotConnected("the producer is closed: a check ends what it has not ended"))
@@ -595,6 +621,35 @@ class Producer:
     ) -> None:
         self.close()
 
+    def _end(self, until: float) -> None:
+        """The program ends and has not closed the producer: close it, and tell what was not sent."""
+        if self._router.is_forked or self._sender.closed_by is not None:
+            return
+        with self._core.lock:
+            batches = [*self._core.accumulator.unsettled()]
+        if not batches:
+            return
+        left = max(0.0, until - time.monotonic())
+        self.close(min(left, self._options.timeout or left))
+        unsent = sum(batch.count for batch in batches if batch.error is not None)
+        if unsent:
+            log.warning(
+                "messages may not be stored: the program ended before they were",
+                messages=unsent,
+                topics=sorted({batch.topic for batch in batches if batch.error is not None}),
+            )
+
+
+# Producers that are not closed: at the end of the interpreter, what they were given by `send_async` is still sent.
+_open: WeakSet[Producer] = WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    until = time.monotonic() + END_SECONDS
+    for producer in [*_open]:
+        producer._end(until)
+
 
 class _RouterWatcher:
     """What the router tells of connections, for the sender, the spool and the transactions of a producer."""
@@ -603,6 +658,11 @@ class _RouterWatcher:
         self._sender: Sender = core.sender
         self._spooling = core.spooling
         self._transactions = transactions
+        self._mender = _Mender(core.sender) if core.spooling is None else None
+
+    def mend(self, trace: Trace) -> None:
+        if self._mender is not None:
+            self._mender.mend()
 
     def forked(self, reason: NotConnected) -> None:
         self._sender.closed_by = reason
@@ -632,3 +692,135 @@ class _RouterWatcher:
         self._sender.close(error)
         if self._transactions is not None:
             self._transactions.close(error)
+
+
+class _Mender:
+    """What mends one producer after an exception out of a signal's handler that ended a call in the middle.
+
+    Such a handler, that of Ctrl-C for example, runs in the main thread between any two steps, and a program may catch
+    what it raises and go on. To see to that on the way of each message would cost every message; so the thread that was
+    stopped has everything looked at when its call has ended.
+
+    What always holds afterwards: the accumulator agrees with itself; a batch that has ended is settled; one that was in
+    the hands of this thread goes its way, as one that may be stored if it may have gone out; numbers are never given
+    twice. What other threads have in their hands is left to them: each batch says who carries it.
+    """
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._accumulator: Accumulator = sender.accumulator
+
+    def mend(self) -> None:
+        """An exception out of a signal's handler ended a call of this thread: see to what it left half done.
+
+        What has ended is settled, and what this thread had in its hands goes its way: out again, as what may be stored.
+        """
+        me, sender, accumulator = get_ident(), self._sender, self._accumulator
+        with sender.lock:
+            self._agree(me)
+            lones = [
+                accumulator.take_stand_in(lane) for lane in accumulator.lanes() if lane.lone and lane.carrier == me
+            ]
+            unsettled = [*dict.fromkeys((*accumulator.unsettled(), *accumulator.charged))]
+            astray = [batch for batch in unsettled if batch.carrier == me and self._is_astray(batch)]
+            waiters = [*accumulator.waiters]
+            accumulator.waiters.clear()
+            sender._scans += 1
+            sender._is_scanning = True
+        sender._links.call_later(SCAN_SECONDS, sender._scan)
+        for waiter in waiters:
+            waiter.wake()
+        for batch in unsettled:
+            if batch.is_done:
+                batch.wake()
+                sender._settle(batch)
+            elif batch in lones or (batch in astray and not (batch.body or batch.messages or batch.bodies)):
+                sender._end(
+                    batch, error=NotConnected("the send was interrupted: whether its message is stored is not known")
+                )
+            elif batch in astray:
+                batch.is_unanswered = batch.is_unanswered or batch.is_tried
+                sender._disturbed(batch)
+                sender._park(batch)
+        with sender.lock:
+            held = [batch for batch in unsettled if batch.is_held and accumulator.first_under_way(batch) is batch]
+            lanes = accumulator.lanes()
+        for batch in held:
+            batch.is_held = False
+            sender._again(batch)
+        for lane in lanes:
+            if lane.is_held:
+                lane.let_go(sender.pump)
+            elif not lane.is_idle:
+                sender.pump(lane)
+
+    def _is_astray(self, batch: SendBatch) -> bool:
+        """Whether a batch has left its lane and is in none of its places."""
+        sender = self._sender
+        if batch.is_done or not batch.is_sealed or batch in batch.lane.ready or batch.is_held or batch in sender._due:
+            return False
+        return batch not in sender._parked and (batch not in sender._under_way or batch.pending is None)
+
+    def _agree(self, me: int) -> None:
+        """Have everything in the accumulator agree again, in the middle of which this thread may have been stopped.
+
+        No other thread is at work here, since all are under the producer's lock.
+        """
+        accumulator = self._accumulator
+        for lane in accumulator.lanes():
+            self._mend_lane(lane)
+            waiting = [*lane.ready] if lane.gathering is None else [*lane.ready, lane.gathering]
+            accumulator.unsettled_batches.update(dict.fromkeys(batch for batch in waiting if not batch.is_done))
+        for batch in [*accumulator.unsettled_batches]:
+            lane, place = batch.lane, (batch.lane.place, batch.queue)
+            if batch.is_done or batch.carrier != me or batch is lane.gathering or batch in lane.ready:
+                continue
+            if batch.first_sequence < 0:
+                lane.ready.appendleft(batch)
+            elif lane.key.durability != Durability.NONE:
+                batches = lane.stream.under_way.setdefault(place, [])
+                if batch not in batches:
+                    batches.append(batch)
+                    batches.sort(key=lambda one: one.first_sequence)
+        for stream in accumulator.streams.values():
+            self._mend_stream(stream)
+        accumulator.charged.update(accumulator.unsettled_batches)
+        lones = [lane.lone for lane in accumulator.lanes() if lane.lone is not None and lane.stand_in is None]
+        accumulator.bytes = sum(batch.bytes for batch in accumulator.charged) + sum(lone.size for lone in lones)
+        accumulator.messages = sum(batch.reserved_messages or batch.count for batch in accumulator.charged) + len(lones)
+
+    def _mend_lane(self, lane: Lane) -> None:
+        """Have the batch that gathers be whole: a message of which not all is there is not there."""
+        batch, accumulator = lane.gathering, self._accumulator
+        if batch is None:
+            return
+        if batch.is_sealed or not batch.count:
+            lane.gathering = None
+            if not batch.count:
+                accumulator.unsettled_batches.pop(batch, None)
+                accumulator.charged.pop(batch, None)
+            elif batch not in lane.ready:
+                lane.ready.append(batch)
+        pairs: list[Any] = batch.pairs
+        batch.bodies, batch.keys, batch.pairs = [*batch.bodies, *pairs[::2]], [*batch.keys, *pairs[1::2]], []
+        batch.room = batch.reserved_messages = 0
+        columns: tuple[list[Any], ...] = (batch.bodies, batch.keys, batch.messages, batch.extras, batch.dues)
+        for column in columns:
+            del column[batch.count :]
+        bodies: list[Any] = batch.bodies if batch.is_plain else [message.body for message in batch.messages]
+        batch.bytes = sum(map(len, bodies)) + MESSAGE_BYTES * batch.count
+
+    def _mend_stream(self, stream: Stream) -> None:
+        """Have the lanes of a stream agree with what is under way."""
+        lanes = [lane for lanes in stream.lanes.values() for lane in lanes]
+        lones = {(lane.place, lane.lone.queue): lane for lane in lanes if lane.lone is not None}
+        for place, batches in [*stream.under_way.items()]:
+            if not batches or (batches is LONE and place not in lones):
+                del stream.under_way[place]
+        for place in lones:
+            stream.under_way.setdefault(place, LONE)
+        under_way = [batch for batches in stream.under_way.values() if batches is not LONE for batch in batches]
+        for lane in lanes:
+            own = [batch for batch in under_way if batch.lane is lane]
+            lane.under_way = len(own) + (lane.lone is not None and lane.stand_in is None)
+            lane.stalled = sum(batch.is_stalled for batch in own)

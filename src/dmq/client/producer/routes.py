@@ -16,7 +16,8 @@ from math import inf
 from typing import Final, NamedTuple
 
 from dmq.client.connection.route_book import ANY, any_shard
-from dmq.errors import InvalidMessage, NotConnected, StaleRoute
+from dmq.client.producer.accumulator import LaneKey
+from dmq.errors import DMQError, InvalidMessage, NotConnected, StaleRoute
 from dmq.model import Message, TopicConfig, place_of, place_queue
 from dmq.protocol.cluster.route import SlotRoute, TopicRoute
 from dmq.records import business_hash
@@ -81,6 +82,13 @@ class Routes:
     def drop(self, topic: str) -> None:
         self._asking.discard(topic)
         self._routes.pop(topic, None)
+
+    def has_newest(self, key: LaneKey, refusal: DMQError | None) -> bool:
+        """Whether neither we nor the shard that refused a batch know newer slots: it has not heard of these yet."""
+        route = self._routes.get(key.topic)
+        known = 0 if route is None else route.slots_version
+        said = 0 if refusal is None else refusal.detail.get("slots_version", 0)
+        return max(known, said) <= key.slots_version
 
     def begin_refresh(self, topic: str, now: float) -> bool:
         """Whether the topic is to be asked for anew; True once until `put`, `drop` or `end_refresh`."""

@@ -22,12 +22,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from inspect import isawaitable
+from threading import get_ident
 from typing import Any, Final
 
 from dmq.client.connection.link import Link, Links
 from dmq.client.connection.threads import FOREVER
 from dmq.client.producer.accumulator import Accumulator, Lane, SendBatch
-from dmq.client.producer.encoder import BatchEncoder
+from dmq.client.producer.encoder import BatchEncoder, header_of
 from dmq.client.producer.numbered_sender import NumberedSender
 from dmq.client.producer.retry_policy import RetryPolicy, Step
 from dmq.client.producer.routes import ROUTES_MAX, Route, Routes, choose_queue
@@ -45,11 +46,11 @@ from dmq.errors import (
     UnknownTopic,
 )
 from dmq.event_log import EventLog
-from dmq.model import Durability, place_queue, place_shard
+from dmq.model import Durability, place_shard
 from dmq.protocol import FRAME_BYTES_MAX, Command, Frame, decode_response
 from dmq.protocol.admin import TopicDescribe, TopicDescribeReply
 from dmq.protocol.batch import plain_batch
-from dmq.protocol.produce import Produce, ProduceFlag, ProduceReply
+from dmq.protocol.produce import ProduceReply
 from dmq.protocol.session import BLOCKS, OVERLAP
 
 __all__ = ["Sender"]
@@ -57,7 +58,6 @@ __all__ = ["Sender"]
 log = EventLog(__name__)
 
 SCAN_SECONDS: Final = 1.0
-ANSWER_SECONDS: Final = 0.5
 AGAIN_SECONDS: Final = 0.5  # a sender that asks again and again has its batch sent again no sooner
 ROUTE_SECONDS: Final = 0.3  # that a new route of a topic has to come, before a batch is sent again
 LEADER_SECONDS: Final = 1.0  # that a shard has to find a leader, before another one takes its messages
@@ -95,6 +95,8 @@ class Sender:
         self._divisions: dict[str, Route] = {}  # by which ordered messages of a topic were divided last
         self._changing: set[str] = set()  # topics that wait for answers before they are divided by newer slots
         self._stale: dict[SendBatch, None] = {}  # refused because they were divided by old slots
+        self._due: dict[SendBatch, None] = {}  # to be seen to again at a known time
+        self._scans = 0
         self._given_up: dict[SendBatch, None] = {}  # given up, with their bytes, the oldest first
         self._given_up_bytes = 0
         self.closed_by: DMQError | None = None
@@ -166,41 +168,13 @@ class Sender:
         else:
             self._end(batch, error=error)
 
-    def header(self, batch: SendBatch, now: float) -> Produce:
-        """The header under which a batch goes out now."""
-        key = batch.lane.key
-        timeout_ms = 0
-        if key.durability == Durability.CONSUMED and batch.deadline is not None:
-            # The broker's time is over a little sooner, so that its answer, which says where the message is, arrives.
-            left = batch.deadline - now
-            timeout_ms = max(1, int((left - min(ANSWER_SECONDS, left / 4)) * 1000))
-        return Produce(
-            key.topic,
-            place_queue(batch.queue),
-            batch.count,
-            batch.key_count,
-            producer_id=batch.producer_id,
-            producer_epoch=0,
-            first_sequence=batch.first_sequence,
-            durability=key.durability,
-            flags=(ProduceFlag.DUES if key.is_delayed else 0)
-            | (ProduceFlag.HALF if key.is_half else 0)
-            | (ProduceFlag.JOINED if key.is_half and batch.has_extras else 0)
-            | (ProduceFlag.EXPIRING if batch.has_extras else 0)
-            | (ProduceFlag.BLOCKS if batch.block_bytes else 0),
-            group=key.group,
-            timeout_ms=timeout_ms,
-            previous_sequence=batch.previous_sequence,
-            slots_version=key.slots_version,
-        )
-
     def _send(self, batch: SendBatch, link: Link) -> None:
         key = batch.lane.key
         now = self._clock.monotonic()
         if batch.block_bytes and BLOCKS not in link.features:  # encoded for another broker
             assert batch.body is not None
             batch.body, batch.block_bytes = plain_batch(batch.body, batch.count, batch.key_count), 0
-        header = self.header(batch, now)
+        header = header_of(batch, now)
         if key.durability == Durability.NONE:
             assert batch.body is not None
             link.tell(Command.PRODUCE, header, batch.body)
@@ -307,21 +281,29 @@ class Sender:
     def _later(self, seconds: float, batch: SendBatch, function: Callable[[SendBatch], None]) -> None:
         """Do something for a batch after so long, unless it got another place meanwhile."""
         turns = batch.turns
-        self._links.call_later(seconds, lambda: function(batch) if batch.turns == turns else None)
+
+        def be_due() -> None:
+            if batch.turns == turns:
+                batch.carrier = get_ident()
+                self._due.pop(batch, None)
+                function(batch)
+
+        self._links.call_later(seconds, be_due)
+        self._due[batch] = None
 
     def _routed(self, batch: SendBatch) -> None:
         """Send a batch again whose topic had to be asked for, as soon as that has helped."""
-        if batch in self._stale and self._switch(batch.topic) and batch not in self._stale:
+        if (is_stale := batch in self._stale) and self._switch(batch.topic) and batch not in self._stale:
             return
         if batch.deadline is not None and self._clock.monotonic() >= batch.deadline:
             assert batch.last_error is not None
             self._end(batch, error=batch.last_error)
             return
-        if batch in self._stale:
+        if is_stale:
             self._links.stale(batch.topic)
         elif self._move(batch):
             return
-        elif batch.refusals:
+        if batch.refusals and (not is_stale or self._routes.has_newest(batch.lane.key, batch.last_error)):
             batch.refusals = 0
             self._again(batch)
             return
@@ -458,6 +440,7 @@ class Sender:
     def _disturbed(self, batch: SendBatch) -> None:
         """A batch is not written and unanswered any more, and may have to go out again."""
         with self.lock:
+            batch.carrier = get_ident()
             self._under_way.pop(batch, None)
             batch.is_out = False
 
@@ -530,7 +513,10 @@ class Sender:
         self.body_bytes_max, self.frame_bytes_max = link.limits.body_bytes_max, link.limits.frame_bytes_max
         self.takes_blocks = BLOCKS in link.features
         with self.lock:
-            parked, self._parked = self._parked, []
+            parked, me = self._parked, get_ident()
+            for batch in parked:
+                batch.carrier = me
+            self._parked = []
         held = []
         for batch in parked:
             if batch.is_done:
@@ -553,7 +539,7 @@ class Sender:
 
     def _scan(self) -> None:
         """Once a second while anything is under way: send again what stays unanswered, give up what did too long."""
-        now = self._clock.monotonic()
+        now, scans = self._clock.monotonic(), self._scans
         with self.lock:
             under_way = [*self._under_way.items()]
             parked = [batch for batch in self._parked if batch.sent_at is not None]
@@ -580,7 +566,7 @@ class Sender:
             assert batch.sent_at is not None
             if self._policy.is_given_up(batch.sent_at, now):
                 self._end(batch, error=self._out_of_retries(batch))
-        if must_go_on:
+        if must_go_on and scans == self._scans:  # else others have begun
             self._links.call_later(SCAN_SECONDS, self._scan)
 
     def _out_of_retries(self, batch: SendBatch) -> OutOfRetries:
@@ -646,6 +632,8 @@ class Sender:
     def _keep_bytes(self, batch: SendBatch) -> None:
         """Keep the bytes of a batch that was given up, for a sender that asks again; the oldest make room."""
         with self.lock:
+            if batch in self._given_up:
+                return
             self._given_up[batch] = None
             self._given_up_bytes += batch.bytes
             while self._given_up_bytes > self.accumulator.window_bytes // 2 and len(self._given_up) > 1:
@@ -730,23 +718,28 @@ class Sender:
             with self.lock:
                 self._under_way.pop(batch, None)
             return
-        callbacks = batch.end(reply, error)
+        batch.end(reply, error)
+        self._settle(batch, is_alone=is_alone)
+
+    def _settle(self, batch: SendBatch, *, is_alone: bool = False) -> None:
+        """Do what follows from the end of a batch. Does no harm a second time, after an interrupted first one."""
         if batch.is_kept and batch.is_unknown and self.closed_by is None:
             self._keep_bytes(batch)
         else:
             batch.body = None
             if batch.messages:
                 batch.drop_messages()
+        has_callbacks = batch.has_callbacks  # before the queue is free: later ones are called by who adds them
         with self.lock:
             self._under_way.pop(batch, None)
             self._stale.pop(batch, None)
             lanes = self.accumulator.finished(batch)
             released = self.accumulator.released(batch) if self.closed_by is None else None
-            waiters = [] if callbacks else self.accumulator.release(batch)
+            waiters = [] if has_callbacks else self.accumulator.release(batch)
         for waiter in waiters:
             waiter.wake()
-        if callbacks:
-            self._links.notify(self._call_back, batch, callbacks)
+        if has_callbacks:
+            self._links.notify(self._call_back, batch)
         if batch.parent is not None:
             self._part_ended(batch.parent)
         if released is not None:
@@ -766,13 +759,13 @@ class Sender:
             self._links.health.answered(batch.shard, now - batch.sent_at, now)
         self._end(batch, reply)
 
-    def _call_back(self, batch: SendBatch, callbacks: list[Callable[[], Any]]) -> Awaitable[None] | None:
+    def _call_back(self, batch: SendBatch) -> Awaitable[None] | None:
         """Run a batch's callbacks; its room in the window is free afterwards, so that slow callbacks push back.
 
         Returns what is still to be awaited, where callbacks are coroutine functions.
         """
         waiting = []
-        for callback in callbacks:
+        for callback in batch.take_callbacks():
             try:
                 result = callback()
             except Exception:

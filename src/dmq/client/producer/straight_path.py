@@ -29,6 +29,7 @@ from dmq.client.connection.socket import LONE_SECONDS
 from dmq.client.connection.threads import Waiter
 from dmq.client.producer.accumulator import MESSAGE_BYTES, Lane, Lone, SendBatch
 from dmq.client.producer.core import Core, simple_size
+from dmq.client.producer.encoder import header_of
 from dmq.client.producer.message import TEXT_MAX, check_message
 from dmq.client.producer.outcome import DURABILITY_NAMES
 from dmq.client.producer.routes import FRESH_SECONDS
@@ -57,6 +58,8 @@ __all__ = ["Groove", "LonePath", "Outgoing", "StraightPath", "plain_reply", "rep
 _BODY_BYTES_MAX: Final = 8 << 10  # a copy of so much costs less than what it saves
 _PLAIN: Final = Message(b"")  # goes the way that a batch of plain messages goes
 _HEADER_BYTES_MAX: Final = 4 << 10  # more than head and header of a batch take
+
+_INTERRUPTED: Final = 0, None  # no answer is waited for: nobody knows whether the request went out
 
 _REQUEST: Final = int(Kind.REQUEST)
 _RESPONSE: Final = int(Kind.RESPONSE)
@@ -272,7 +275,7 @@ class StraightPath(LonePath[Connection]):
         except BaseException:  # of a signal's handler
             if lane.lone is not None:
                 frame = frame or request_of(groove, lane.lone, correlation, prepared)
-                self._be_late(groove, (frame, deadline, now), connection, (correlation, None))
+                self._be_late(groove, (frame, deadline, now), connection, _INTERRUPTED)
             raise
         finally:
             connection.leave()
@@ -316,7 +319,7 @@ class StraightPath(LonePath[Connection]):
                 self._leave_batch(batch, connection, (correlation, data))
         except BaseException:  # of a signal's handler
             if batch.first_sequence >= 0 and reply is None and batch.pending is None:
-                self._leave_batch(batch, connection, (correlation, None))
+                self._leave_batch(batch, connection, _INTERRUPTED)
             raise
         finally:
             connection.leave()
@@ -341,7 +344,7 @@ class StraightPath(LonePath[Connection]):
 
     def _batch_frame(self, batch: SendBatch, correlation: int, now: float) -> Sequence[Buffer]:
         assert batch.body is not None
-        header = self._sender.header(batch, now)
+        header = header_of(batch, now)
         return seal_frame(request_head(_PRODUCE, header, correlation, sum(map(len, batch.body))), *batch.body)
 
     def _batch_stored(self, batch: SendBatch, reply: Reply) -> None:
@@ -449,6 +452,9 @@ class StraightPath(LonePath[Connection]):
     def _hand_over(self, batch: SendBatch, connection: Connection, answer: tuple[int, bytes | None]) -> None:
         """Have the sender wait for the answer of a batch."""
         sender, (correlation, data) = self._sender, answer
+        if not correlation:
+            sender.answered(batch, connection, NotConnected("it is not known whether the message went out"))
+            return
         try:
             batch.pending = connection.expect(correlation, lambda came: sender.answered(batch, connection, came))
         except DMQError as error:  # the connection is closed

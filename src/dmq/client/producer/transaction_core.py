@@ -289,7 +289,8 @@ class Transactions:
         self._links.call_later(_AGAIN_SECONDS, self.pump)
 
     def _tell(self, end: End, error: DMQError | None) -> None:
-        for callback in end.end(None, error):
+        end.end(None, error)
+        for callback in end.take_callbacks():
             self._links.notify(callback)
 
     # --- checks -----------------------------------------------------------------------------------------------------

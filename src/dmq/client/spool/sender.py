@@ -182,9 +182,9 @@ class SpoolSender(Sender):
         """An accepted batch comes to its end, for those who wait."""
         if batch.is_done:
             return
-        callbacks = batch.end(reply, error)
-        if callbacks:
-            self._links.notify(self._call_back, batch, callbacks)
+        batch.end(reply, error)
+        if batch.has_callbacks:
+            self._links.notify(self._call_back, batch)
         elif batch.is_attended:
             self._release(batch)
 

@@ -312,12 +312,12 @@ class Writer:
         self._journal.append(buffer)
         self._tail_in_use = True
         self._unchecked += len(buffer)
-        derived.state.remember_producers(unit)
-        self._cache.put_tail(unit.start, buffer, has_blocks=unit.header.version == BLOCKS_VERSION)
         try:
             if written is not None:
                 written(unit)
-        finally:
+        finally:  # nobody asks in between: all of it is one turn of the loop
+            derived.state.remember_producers(unit)
+            self._cache.put_tail(unit.start, buffer, has_blocks=unit.header.version == BLOCKS_VERSION)
             self._show(unit, durability)
 
     def _show(self, unit: Unit, durability: Durability) -> None:

@@ -84,6 +84,9 @@ class MemoryFile:
         if self._space.capacity_bytes is not None:
             self.truncate(size)
 
+    def reserve(self, start: int, end: int) -> bool:
+        return False
+
     def size(self) -> int:
         with self._mutex:
             self._check("size")

@@ -18,6 +18,7 @@ from dmq.protocol.consume import (
     Subscribe,
     SubscribeReply,
     SubscriptionEnded,
+    Unsubscribe,
 )
 from tests.unit.client.deliveries import bodies, book, frame, said, taken
 from tests.unit.client.links import FakeConsumer, FakeLink, Request
@@ -343,3 +344,16 @@ def test_credit_that_changes_during_a_pause_is_told_once_it_ends() -> None:
     assert made.credits(0) == [-2]
     made.subscriptions.set_paused(False)
     assert made.credits(0) == [-2, 4]
+
+
+def test_a_subscription_that_begins_again_ends_what_the_broker_may_still_have_of_it() -> None:
+    made = TwoBrokers()
+    header = SubscriptionEnded(1, Status.UNKNOWN_TOPIC, "topic 'orders' was deleted")
+    one, link = next(iter(made.subscriptions)), made.links[0]
+    one.pushed(link, Pushed(Command.SUBSCRIPTION_ENDED, header, b"", made.clock.boottime()))
+    made.router.advance(60)
+    assert [request.header for request in link.requests if isinstance(request.header, Unsubscribe | Subscribe)] == [
+        made.subscribed(0)[0],
+        Unsubscribe(1, release=False),  # the end may be that of an earlier one, which crossed ours
+        made.subscribed(0)[1],
+    ]

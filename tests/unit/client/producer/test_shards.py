@@ -287,6 +287,24 @@ def test_a_stale_route_has_messages_divided_anew_in_order() -> None:
     assert_in_order(rig, names, first)
 
 
+@pytest.mark.parametrize("detail", [{}, {"slots_version": 1}], ids=["says nothing", "says what it knows"])
+def test_a_shard_that_does_not_know_the_newest_slots_yet_is_asked_again(detail: dict[str, int]) -> None:
+    rig = Rig(shard(1), shard(2), shard(3), topic("orders", 1, 2, version=2))
+    name = name_at(place_of(0, 1), PLACES[:4])
+    first, second = (rig.send(body, business_id=name, ordered=True) for body in (b"1", b"2"))
+    (early,) = rig.requests
+    for _ in range(3):
+        rig.requests[-1].refuse(StaleRoute("no queues in this shard", **detail))
+        count = len(rig.requests)
+        rig.router.advance(ROUTE_SECONDS * 2)
+        assert len(rig.requests) == count + 1
+    again = rig.requests[-1]
+    assert again.numbers == early.numbers
+    again.store()
+    rig.requests[-1].store()
+    assert (first.result(0).offset, second.result(0).shard) == (0, 1)
+
+
 @pytest.mark.parametrize("is_settled", [True, False])
 def test_a_refused_batch_that_was_divided_anew_is_not_sent_as_it_was(is_settled: bool) -> None:
     rig = Rig(shard(1), shard(2), shard(3), topic("orders", 1, 2))

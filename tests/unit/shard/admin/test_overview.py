@@ -295,8 +295,10 @@ def test_the_runbook_quotes_what_is_said(root: Path) -> None:
         ),
         sight(said=SILENT),
         sight(said={"a": reply("a", stalled_ms=7200), "b": reply("b")}),
+        sight(**without("b") | {"said": {"a": reply("a", keeping_up=[B])}}),
         sight(**without("b", "c")),
         sight(**without("c")),
+        sight(**without("b", "c") | {"said": {"a": reply("a", keeping_up=[B])}}),
         sight(record(in_sync=pair), said={name: reply(name, end=1000 if name in "ab" else 400) for name in "abc"}),
         sight(said={"a": reply("a", right="none")}),
         sight(said={name: reply(name) for name in "bc"}),
@@ -305,5 +307,5 @@ def test_the_runbook_quotes_what_is_said(root: Path) -> None:
     ]
     said = [found.what for view in scenes for found in view.findings]
     quoted = runbook(root)
-    assert len(quoted) == 18
+    assert len(quoted) == 19
     assert [quote for quote in quoted if not any(quote in what for what in said)] == []
