@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import dmq
 import dmq.aio
+from dmq.client.connection.connection import Connection
 from dmq.client.producer.accumulator import Accumulator
 from dmq.errors import Busy, DiskFull, NotAllowed
 from dmq.model import DurabilityName
@@ -38,7 +39,9 @@ class Send(NamedTuple):
     answer: str = "usual"
 
 
-ANSWERS: Final = ("usual", "duplicate", "longer", "halves", "push", "busy", "refused", "full", "cut", "wrong")
+ANSWERS: Final = (
+    "usual", "duplicate", "longer", "halves", "push", "followed", "torn", "busy", "refused", "full", "cut", "wrong",
+)  # fmt: skip
 SENDS = st.builds(
     Send,
     body=st.sampled_from([b"", b"body", "text", {"a": 1}, 9000, 5000]),
@@ -81,11 +84,14 @@ class Scripted(Peer):
         if how == "longer":
             return ProduceReply(asked.queue, reply.first_offset, 7, asked.durability, False, 1, 2)
         whole = self.seal(sock, response_head(Command.PRODUCE, reply, frame.correlation))
+        pushed = self.seal(sock, one_way_head(Command.SERVER_HEALTH, ServerHealth("other")))
         if how == "push":
-            whole = self.seal(sock, one_way_head(Command.SERVER_HEALTH, ServerHealth("other"))) + whole
+            whole = pushed + whole
+        elif how in ("followed", "torn"):
+            whole += pushed
         elif how == "wrong":
             whole = whole[:-1] + bytes((whole[-1] ^ 1,))
-        half = len(whole) // 2 if how == "halves" else len(whole)
+        half = {"halves": len(whole) // 2, "torn": len(whole) - 7}.get(how, len(whole))
         sock.sendall(whole[:half])
         if half < len(whole):
             sock.sendall(whole[half:])
@@ -256,3 +262,32 @@ def test_tasks_whose_messages_shared_a_batch_share_the_next_one_too(peer: Script
             assert producer.straight.taken == 1 + 1 + 4, "after the others, one that is alone waits for them once"
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["followed", "torn"])
+@pytest.mark.parametrize("is_many", [False, True])
+def test_what_comes_behind_the_answer_is_heard_and_holds_nobody_up(
+    peer: Scripted, monkeypatch: pytest.MonkeyPatch, how: str, is_many: bool
+) -> None:
+    heard: list[bytes] = []
+    hear = Connection.hear
+
+    def listen(connection: Connection, data: bytes) -> None:
+        heard.append(data)
+        hear(connection, data)
+
+    monkeypatch.setattr(Connection, "hear", listen)
+    peer.begin([])
+    with dmq.connect(peer.url, app="shop") as client:
+        producer, connection = client.producer(), client._router.home.current()
+        producer.send("t", b"body", durability="stored")
+        for sent in (1, 2, 3):
+            peer.script = [how]
+            if is_many:
+                producer.send_many("t", [dmq.Message(b"body")] * 2, durability="stored")
+            else:
+                producer.send("t", b"body", durability="stored")
+            assert (producer.straight.taken, producer.straight.late) == (sent, 0)
+            client.admin.topic("t")  # what was cut is read to its end
+        assert len(heard) == 3
+        assert client._router.home.current() is connection

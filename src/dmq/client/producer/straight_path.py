@@ -269,7 +269,7 @@ class StraightPath(LonePath[Connection]):
             frame = request_of(groove, lone, correlation, prepared)
             data = connection.converse(frame)
             if data is not None:
-                reply = reply_of(data, correlation)
+                reply = reply_of(data, correlation) or _first_reply(data, correlation, connection)
             if reply is None:
                 return self._be_late(groove, (frame, deadline, now), connection, (correlation, data))
         except BaseException:  # of a signal's handler
@@ -314,7 +314,7 @@ class StraightPath(LonePath[Connection]):
             batch.sent_at, batch.deadline, batch.broker = now, deadline, connection.address
             data = connection.converse(*self._batch_frame(batch, correlation, now))
             if data is not None:
-                reply = reply_of(data, correlation)
+                reply = reply_of(data, correlation) or _first_reply(data, correlation, connection)
             if reply is None:
                 self._leave_batch(batch, connection, (correlation, data))
         except BaseException:  # of a signal's handler
@@ -537,6 +537,15 @@ def reply_of(data: bytes, correlation: int) -> Reply | None:
     if _lone_answer is not None and (answer := _lone_answer(data, correlation)) is not None:
         return answer  # type: ignore[no-any-return]
     return reply_plain(data, correlation)
+
+
+def _first_reply(data: bytes, correlation: int, connection: Connection) -> Reply | None:
+    """The same if more came with it, as the push of the message to a consumer of this client: that is heard then."""
+    end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
+    reply = reply_of(data[:end], correlation) if end < len(data) else None
+    if reply is not None:
+        connection.hear(data[end:])
+    return reply
 
 
 def reply_plain(data: bytes, correlation: int) -> Reply | None:
