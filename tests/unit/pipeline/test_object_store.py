@@ -6,6 +6,7 @@ import errno
 import re
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -178,3 +179,19 @@ def test_credentials_that_the_store_does_not_take_are_told_by_whatever_asks_it(m
     finally:
         store.close()
         port.socket.close()
+
+
+def test_all_who_claim_a_name_at_once_hear_who_was_first(object_store: ObjectStore) -> None:
+    folder = Folder.at(f"{object_store.bucket()}/claims")
+    for name in ("a", "b", "c", "d", "e"):
+        together = threading.Barrier(4)
+
+        def claim(number: int, name: str = name, together: threading.Barrier = together) -> str:
+            together.wait()
+            return folder.claim(name, f"{number}")
+
+        with ThreadPoolExecutor(4) as threads:
+            heard = {*threads.map(claim, range(4))}
+        assert heard == {folder.claimed(name)}
+    assert folder.claim("a", "later") == folder.claimed("a") != "later"
+    assert folder.claimed("nobody's") is None

@@ -45,20 +45,22 @@ class Folder(NamedTuple):
         """A folder in it."""
         return Folder(f"{self.uri}/{name}", self.files, f"{self.path}/{name}", self.is_local)
 
-    def delta(self) -> DeltaTable:
-        """The Delta table in it.
+    def delta(self, version: int | None = None) -> DeltaTable:
+        """The Delta table in it, as it is or as it was in a version.
 
         Raises:
             TableNotFoundError: there is none.
         """
         from deltalake import DeltaTable  # tasks only write files, and do not need it
 
-        return DeltaTable(self.uri, storage_options=delta_options(self.uri))
+        return DeltaTable(self.uri, version=version, storage_options=delta_options(self.uri))
 
     def claim(self, name: str, text: str) -> str:
         """Make a text the one that a name stands for, unless it stands for another; returns that of who was first.
 
-        The first entry of a table's log is what every store that takes tables writes once. So the text is that.
+        The first entry of a table's log is what every store that takes tables writes once. So the text is that. Of two
+        who create a table at once, the later one writes a second entry, and hears of no error: what it has made is
+        nobody's.
 
         Raises:
             StorageError: the store refuses it.
@@ -68,16 +70,17 @@ class Folder(NamedTuple):
         from deltalake.exceptions import DeltaError
 
         uri = f"{self.uri}/{name}"
+        failure: DeltaError | None = None
         with store_errors(uri):
             try:
                 columns = pa.schema([pa.field("claim", pa.string())])
                 DeltaTable.create(uri, columns, description=text, storage_options=delta_options(uri))
             except DeltaError as error:
-                theirs = self.claimed(name)
-                if theirs is None:
-                    raise store_error(error, uri) from error
-                return theirs
-        return text
+                failure = error
+            first = self.claimed(name)
+            if first is None:
+                raise store_error(failure or FileNotFoundError(f"{uri} is gone again"), uri) from failure
+        return first
 
     def claimed(self, name: str) -> str | None:
         """The text that a name stands for; None if nobody has claimed it."""
@@ -85,7 +88,7 @@ class Folder(NamedTuple):
 
         try:
             with store_errors(self.uri):
-                return self.below(name).delta().metadata().description
+                return self.below(name).delta(version=0).metadata().description
         except TableNotFoundError:
             return None
 
