@@ -136,7 +136,12 @@ class DatabaseServer:
         """End it at once, as a machine that loses its power does; `start` brings it back."""
         process, self._process = self._process, None
         if process is not None:
+            # Others of PostgreSQL are in sessions of their own, and serve until they notice that the first is dead.
+            children = _children_of(process.pid)
             process.kill()
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
             process.wait()
 
     def stop(self) -> None:
@@ -325,3 +330,10 @@ def database_servers() -> Iterator[DatabaseServers]:
         yield servers
     finally:
         servers.remove()
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:  # it has ended
+        return []
