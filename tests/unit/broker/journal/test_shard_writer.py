@@ -76,6 +76,7 @@ async def test_messages_that_come_one_by_one_and_have_to_be_flushed_are_written_
             await rig.until(lambda: peer.wire.frames)
             assert peer.reply().durability == durability
         assert at_once >= 20 if durability > STORED else at_once == 0
+        await rig.until(lambda: len(rig.bodies()) == 40)  # what is stored is answered before it is committed
         assert rig.bodies() == [b"one"] * 40
 
 
