@@ -1,6 +1,6 @@
 """What a replicated shard costs, beside a baseline from the same run.
 
-    python -m bench.shard [--small] [--only catch-up] [--dir FOLDER] [--json FILE] [--rounds N]
+    python -m bench.shard [--small] [--only catch-up] [--senders N] [--batch N] [--rounds N] [--dir DIR] [--json FILE]
 
 Everything runs in processes on this machine: a name server, brokers, and the load. `--small` fills 256 MB instead of
 1 GB, to see that all is well.
@@ -43,11 +43,13 @@ _IDLE_SECONDS: Final = 6.0  # until a leader that has written counts as one that
 
 
 class ShardBench(NamedTuple):
-    """What all rows share: the folder, how much a journal has, how often."""
+    """What all rows share: the folder, how much a journal has, how often; how many senders, and messages a call."""
 
     folder: Path
     journal_bytes: int
     rounds: int
+    senders: int
+    batch: int
 
 
 def fill(cluster: Cluster, name: str, size: int) -> None:
@@ -167,7 +169,7 @@ def catching_up(bench: ShardBench) -> list[Row]:
 
 def _load_kept(bench: ShardBench, cluster: Cluster) -> tuple[Spread, Spread, list[CatchUp]]:
     """The leader's rate while a follower catches up, as a share of that before and after, by wall and by CPU time."""
-    load = LoadProcess(cluster.brokers["a"].url)
+    load = LoadProcess(cluster.brokers["a"].url, bench.senders, bench.batch)
     time.sleep(_WARM_SECONDS)
     kept, by_cpu, rounds = [], [], []
     before = load_rate(cluster.brokers["a"].pid, load)
@@ -200,21 +202,21 @@ def watch(load: LoadProcess, pids: dict[str, int]) -> tuple[int, float, dict[str
     return messages, time.perf_counter() - began, cpu
 
 
-def run_load(url: str, durability: str) -> None:
+def run_load(url: str, durability: str, senders: int, batch: int) -> None:
     """In a process of its own: send batches; a line on standard input is answered with how many were acknowledged."""
-    counts = [0] * _SENDERS
+    counts = [0] * senders
     client = dmq.connect(url, app="bench")
     is_over = threading.Event()
 
     def send(number: int) -> None:
         producer, rng = client.producer(timeout=60.0), random.Random(number)
         while not is_over.is_set():
-            pool = rng.randbytes(_BATCH * _BODY_BYTES)
+            pool = rng.randbytes(batch * _BODY_BYTES)
             bodies = [pool[at : at + _BODY_BYTES] for at in range(0, len(pool), _BODY_BYTES)]
             producer.send_many("load", [dmq.Message(body) for body in bodies], durability=durability)  # type: ignore[arg-type]
-            counts[number] += _BATCH
+            counts[number] += batch
 
-    threads = [threading.Thread(target=send, args=(number,)) for number in range(_SENDERS)]
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(senders)]
     for thread in threads:
         thread.start()
     for _ in sys.stdin:
@@ -234,9 +236,11 @@ class Served(NamedTuple):
     send_us: float
 
 
-def served(broker: BrokerProcess, durability: str, followers: Sequence[BrokerProcess] = ()) -> Served:
+def served(
+    bench: ShardBench, broker: BrokerProcess, durability: str, followers: Sequence[BrokerProcess] = ()
+) -> Served:
     """Batches from a process of their own, then messages one by one from this one."""
-    load = LoadProcess(broker.url, durability)
+    load = LoadProcess(broker.url, bench.senders, bench.batch, durability)
     time.sleep(_WARM_SECONDS)
     pids = {"broker": broker.pid, **{f"follower {at}": one.pid for at, one in enumerate(followers, 1)}}
     messages, took, cpu = watch(load, pids)
@@ -287,9 +291,9 @@ def serving(bench: ShardBench) -> list[Row]:
                 with dmq.connect(url, app="bench") as client:
                     client.admin.create_topic("load", 4)
             for turn in range(bench.rounds + 1):
-                alone, leader = served(lone, "flushed"), cluster.leader("a")
+                alone, leader = served(bench, lone, "flushed"), cluster.leader("a")
                 others = [one for one in cluster.brokers.values() if one is not leader]
-                one = Round(alone, served(leader, "replicated", others), served(lone, "flushed"))
+                one = Round(alone, served(bench, leader, "replicated", others), served(bench, lone, "flushed"))
                 if turn:
                     rounds.append(one)
         finally:
@@ -345,11 +349,14 @@ ROWS: dict[str, Callable[[ShardBench], list[Row]]] = {
 
 def main() -> None:
     if sys.argv[1:2] == ["load"]:
-        run_load(*sys.argv[2:4])
+        url, durability, senders, batch = sys.argv[2:6]
+        run_load(url, durability, int(senders), int(batch))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="256 MB instead of 1 GB: a quick check")
     parser.add_argument("--only", default=",".join(ROWS), help=f"some of {','.join(ROWS)}")
+    parser.add_argument("--senders", type=int, default=_SENDERS, help="threads of the load; two if left out")
+    parser.add_argument("--batch", type=int, default=_BATCH, help="messages a call of the load; 500 if left out")
     parser.add_argument("--dir", type=Path, help="where to put the directories; a temporary folder if left out")
     parser.add_argument("--json", type=Path, help="also write the figures there")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved pairs of each comparison")
@@ -361,7 +368,7 @@ def main() -> None:
     size = 256 << 20 if options.small else 1 << 30
     rows: list[Row] = []
     try:
-        bench = ShardBench(folder, size, options.rounds)
+        bench = ShardBench(folder, size, options.rounds, options.senders, options.batch)
         for name in (name for name in ROWS if name in names):
             for row in ROWS[name](bench):
                 rows.append(row)
@@ -370,6 +377,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     if options.json:
         settings: dict[str, Any] = {"seed": SEED, "rounds": options.rounds, "journal_bytes": size}
+        settings |= {"senders": options.senders, "batch": options.batch}
         result = {**machine(), **settings, "load_average": os.getloadavg(), "rows": [row._asdict() for row in rows]}
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 

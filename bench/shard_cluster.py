@@ -110,11 +110,16 @@ class Cluster:
 
 
 class LoadProcess:
-    """A process that sends as fast as it is answered, and can be asked how far it is: `python -m bench.shard load`."""
+    """A process that sends as fast as it is answered, and can be asked how far it is: `python -m bench.shard load`.
 
-    def __init__(self, url: str, durability: str = "flushed") -> None:
+    Parameters:
+        senders: threads, each with a producer of its own.
+        batch: messages a call of `send_many`.
+    """
+
+    def __init__(self, url: str, senders: int, batch: int, durability: str = "flushed") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.shard", "load", url, durability],
+            [sys.executable, "-m", "bench.shard", "load", url, durability, str(senders), str(batch)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
