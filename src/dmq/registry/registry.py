@@ -30,7 +30,16 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from dmq.errors import InvalidName, InvalidRequest, RegistryConflict, RegistryDown, UnknownEntry
+from dmq.errors import (
+    InvalidName,
+    InvalidRequest,
+    RegistryConflict,
+    RegistryDown,
+    SessionExpired,
+    UnknownEntry,
+    WriteUnknown,
+    WrongFormat,
+)
 from dmq.registry.watch import Watch
 
 __all__ = [
@@ -39,6 +48,7 @@ __all__ = [
     "PATH_BYTES_MAX",
     "ROOT",
     "SESSION_SECONDS",
+    "UNAVAILABLE",
     "VALUE_BYTES_MAX",
     "WRITE_BYTES_MAX",
     "Check",
@@ -65,6 +75,8 @@ VALUE_BYTES_MAX: Final = 128 << 10
 WRITE_BYTES_MAX: Final = 512 << 10  # ZooKeeper takes 1 MiB, with all that is around the values
 OPERATIONS_MAX: Final = 128
 NO_DEADLINE: Final = float("-inf")
+# A registry that cannot be used now; what was asked of it is to be asked again later.
+UNAVAILABLE: Final = (RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat)
 _NEEDED: Final = "this needs the registry, and "
 
 
