@@ -337,7 +337,7 @@ def _conditions(wanted: LetterFilter) -> list[ColumnElement[bool]]:
 def _problem(number: int, row: Row[Any] | None, broker: str) -> str:
     """Why a letter cannot be resent or deleted; empty if it can."""
     if row is None:
-        return f"there is no dead letter {number}: dmq dlq list shows those there are"
+        return f"there is no dead letter {number}: dmq dlq list shows those that exist"
     if row.state != LetterState.WAITING:
         return f"letter {number} does not wait any more: it was {row.state} by {row.changed_by}"
     if row.claimed_by not in (None, broker):

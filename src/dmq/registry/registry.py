@@ -248,7 +248,7 @@ def check_write(operations: Sequence[Operation]) -> None:
     size = 0
     for operation in operations:
         if check_path(operation.path) == ROOT and not isinstance(operation, Check):
-            raise InvalidRequest("the root of a registry is always there: write below it")
+            raise InvalidRequest("the root of a registry cannot be written: write below it")
         value = operation.value if isinstance(operation, Create | Put) else b""
         if len(value) > VALUE_BYTES_MAX:
             raise InvalidRequest(
@@ -266,9 +266,9 @@ def parent_of(path: str) -> str:
 
 
 _SENTENCES: Final = {
-    Reason.ABSENT: "is not there: read again what is there, and decide anew",
-    Reason.EXISTS: "exists already: read it, and decide anew",
-    Reason.VERSION: "has another version, somebody else wrote it: read it, and decide anew",
+    Reason.ABSENT: "does not exist: read again, and decide with what is found",
+    Reason.EXISTS: "exists already: read it, and decide again",
+    Reason.VERSION: "has another version, since another client wrote it: read it, and decide again",
     Reason.CHILDREN: "has entries below it: delete those first",
     Reason.EPHEMERAL: "is ephemeral and takes no entries below it: choose another place",
 }
@@ -298,5 +298,5 @@ def needs_registry() -> Iterator[None]:
         if error.message.startswith(_NEEDED):
             raise
         raise RegistryDown(
-            f"{_NEEDED}{error.message}; messages of topics that are there go on meanwhile", **error.detail
+            f"{_NEEDED}{error.message}; messages of existing topics go on meanwhile", **error.detail
         ) from error

@@ -87,7 +87,7 @@ def relay(
     batch: Annotated[int, typer.Option(min=1, max=10_000, help="Rows claimed at a time.")] = 1000,
     poll: Annotated[str, typer.Option(metavar="TIME", help="How often to look for rows to send.")] = "200ms",
     result_after: Annotated[
-        str, typer.Option(metavar="TIME", help="Without a result for this time, a row is the compensator's.")
+        str, typer.Option(metavar="TIME", help="A row without a result for this time is the compensator's.")
     ] = "10m",
     log_level: LogLevelOption = None,
     log_format: Logs = None,

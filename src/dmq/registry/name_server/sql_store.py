@@ -400,7 +400,7 @@ def _last_seq(connection: Connection) -> int:
 
 def expired(session: int) -> SessionExpired:
     return SessionExpired(
-        "nothing was written: the name server has not heard this client for longer than its session lives; its "
+        "nothing was written: the name server has had no sign of this client for longer than its session lives; its "
         "ephemeral entries are gone, and must be created again",
         session=session,
     )

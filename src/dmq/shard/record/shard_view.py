@@ -312,7 +312,7 @@ def _gone(before: Content | None, now: Content | None, path: str) -> str:
     if before is None or now is not None:
         return ""
     return (
-        f"{path} is gone from the registry, and somebody must have deleted it: members that hear each other go on, and "
+        f"{path} is gone from the registry, somebody must have deleted it: members that reach each other go on, and "
         "nobody can be elected; put it back with 'dmq cluster import --from-members', or from an export"
     )
 
