@@ -494,9 +494,7 @@ class Term:
         if not self._view.is_down and self._leader.is_deaf(now, self._registered_long(now)):
             await self._try(self._view.refresh)  # who was not let run does not know yet who leads now
             if self._look() and not self._view.is_down:
-                self.cease(
-                    "it gets no answer of an in-sync member, though one is registered: is the replication port blocked?"
-                )
+                self.cease("no in-sync member answers it, though one is registered: is the replication port blocked?")
             return
         if not is_known:
             if self._view.leader_entry is None:
