@@ -75,7 +75,7 @@ class DeadLetterStore:
         self._is_ready = False
 
     def open(self) -> None:
-        """Connect, and make the tables if they are not there.
+        """Connect, and make the tables if they do not exist.
 
         Raises:
             DatabaseDown: it cannot be reached.

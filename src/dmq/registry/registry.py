@@ -110,7 +110,7 @@ class Check(msgspec.Struct, frozen=True, gc=False):
 
 
 class Create(msgspec.Struct, frozen=True, gc=False):
-    """The entry is not there, and is made. An ephemeral one goes with our session."""
+    """The entry does not exist, and is made. An ephemeral one goes with our session."""
 
     path: str
     value: bytes
@@ -138,7 +138,7 @@ Operation: TypeAlias = Check | Create | Put | Delete
 class Reason(StrEnum):
     """Why an operation does not apply; stands in the detail of a `RegistryConflict`."""
 
-    ABSENT = "absent"  # the entry, or the parent of one to be created, is not there
+    ABSENT = "absent"  # the entry, or the parent of one to be created, does not exist
     EXISTS = "exists"
     VERSION = "version"  # the entry is there in another one
     CHILDREN = "children"  # the entry to be deleted has some

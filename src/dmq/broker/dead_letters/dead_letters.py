@@ -143,7 +143,7 @@ class DeadLetters:
         """Begin to drain.
 
         Parameters:
-            at_once: ask the database now, so that the log says at once if it is not there.
+            at_once: ask the database now, so that the log says at once if it does not answer.
         """
         self.drain.start()
         if at_once:

@@ -44,7 +44,7 @@ def opened(database: str, prefix: str) -> tuple[Engine, OutboxTables]:
 
 
 def _check(engine: Engine, wanted: tuple[Any, ...]) -> None:
-    """What was named and is not there is no wrong call."""
+    """A name that does not exist is not a wrong call."""
     from dmq.errors import DatabaseDown, InvalidSettings
     from dmq.outbox.schema import check_tables
 

@@ -32,7 +32,7 @@ def _folder(directory: Path) -> RefusedFolder:
     from dmq.storage.files import OsFiles
 
     if not any((directory / part).is_dir() for part in ("journal", FOLDER)):
-        there = "is not a spool" if directory.is_dir() else "is not there"
+        there = "is not a spool" if directory.is_dir() else "does not exist"
         raise WrongFormat(f"{directory} {there}: name the directory that the producer has as spool=")
     return RefusedFolder(OsFiles(directory, create=False), _BYTES_MAX)
 

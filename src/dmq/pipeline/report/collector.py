@@ -1,6 +1,6 @@
 """Collecting a report's figures from the tables.
 
-What always holds: nothing is changed, no Spark is started; a table that is not there leaves its part of the report
+What always holds: nothing is changed, no Spark is started; a table that does not exist leaves its part of the report
 empty, with a note that says which job makes it; what is shown is bounded, however large the archive.
 """
 

@@ -166,7 +166,7 @@ class Mirror:
         return found
 
     async def _lasting(self, path: str) -> list[Entry]:
-        """The entries right below a path that are nobody's; none if it is not there."""
+        """The entries right below a path that are nobody's; none if it does not exist."""
         try:
             return [entry for entry in await self._registry.children(path) if not entry.is_ephemeral]
         except UnknownEntry:

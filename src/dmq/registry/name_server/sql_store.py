@@ -213,7 +213,7 @@ class SqlStore:
         """Entries right below a path, in the order of their paths, after one of them; at least one if there is any.
 
         Raises:
-            UnknownEntry: the path is not there.
+            UnknownEntry: the path does not exist.
         """
 
         def work(connection: Connection) -> EntryPage:
