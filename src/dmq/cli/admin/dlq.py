@@ -145,7 +145,7 @@ def delete(
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:
-    """Delete dead letters: what they held is forgotten, that they were there is not.
+    """Delete dead letters: their content goes, the row that says they existed stays.
 
     Name them, or choose them by --topic, --group and --reason; the latter is a dry run until --execute. The exit code
     is 1 if one of them could not be deleted.
