@@ -128,4 +128,4 @@ def test_a_directory_that_is_no_spool_is_told(capsys: pytest.CaptureFixture[str]
         f"dmq: {tmp_path} is not a spool: name the directory that the producer has as spool=\n",
     )
     code, shown = run(capsys, "spool", "list", os.path.join(tmp_path, "nothing"))
-    assert (code, "nothing is not there" in shown) == (1, True)
+    assert (code, "nothing does not exist" in shown) == (1, True)

@@ -56,6 +56,17 @@ def test_what_a_page_shows_works(
                 value.close()
 
 
+@pytest.mark.parametrize(
+    "page", sorted({README, *(ROOT / "docs").rglob("*.md")}), ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_the_fences_of_a_page_stand_alone_and_close(page: Path) -> None:
+    """A block that lost its line breaks would be no block, and would be run by nobody."""
+    fences = [line.strip() for line in page.read_text().splitlines() if line.lstrip().startswith("```")]
+    assert [line for line in fences if not re.fullmatch(r"```\w*", line)] == []
+    assert [line for line in fences[1::2] if line != "```"] == []
+    assert len(fences) % 2 == 0
+
+
 def test_every_link_leads_somewhere() -> None:
     broken = [
         f"{page.name}: {link}"

@@ -1,4 +1,4 @@
-"""The table of features names modules and tests that are there."""
+"""The table of features has all of them, and names modules and tests that exist."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 ROW = re.compile(r"\| ([DRTAJ]-\d\d) \|")
+COUNTS = {"A": 11, "D": 23, "J": 16, "R": 14, "T": 11}
 
 
 def rows(root: Path) -> list[list[str]]:
@@ -15,8 +16,7 @@ def rows(root: Path) -> list[list[str]]:
 
 def test_every_feature_is_listed_once(root: Path) -> None:
     ids = [row[0].strip() for row in rows(root)]
-    assert len(ids) > 40
-    assert len(ids) == len(set(ids))
+    assert sorted(ids) == [f"{letter}-{n:02}" for letter, count in COUNTS.items() for n in range(1, count + 1)]
 
 
 def test_every_test_that_the_rules_of_delivery_name_is_there(root: Path) -> None:

@@ -129,7 +129,7 @@ def parse_past(text: str | None) -> datetime | None:
     """A moment that is not in the future, or a duration back from now."""
     moment = parse_moment(text)
     if moment is not None and moment > datetime.now(UTC):
-        raise typer.BadParameter(f"{text!r} lies in the future: write a time that has been")
+        raise typer.BadParameter(f"{text!r} lies in the future: write a time in the past")
     return moment
 
 

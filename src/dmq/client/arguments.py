@@ -66,7 +66,7 @@ def check_tags(tags: Any) -> list[str]:
     if tags is None:
         return []
     if not isinstance(tags, str) or len(tags) > TEXT_MAX:
-        raise InvalidSettings(f'tags are a text such as "created || paid" of at most {TEXT_MAX} characters')
+        raise InvalidSettings(f'tags are text such as "created || paid" of at most {TEXT_MAX} characters')
     if not tags.strip():
         return []
     found = [tag.strip() for tag in tags.split("||")]
@@ -81,7 +81,7 @@ def any_name(what: str, value: Any) -> str:
     """A name by which is chosen, or the empty text: None, as that, means any. Nothing else does: what is chosen may be
     deleted."""
     if value is not None and not isinstance(value, str):
-        raise InvalidSettings(f"{what} is a text, or None for any, not {value!r}")
+        raise InvalidSettings(f"{what} is text, or None for any, not {value!r}")
     return value or ""
 
 

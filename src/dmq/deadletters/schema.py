@@ -111,7 +111,7 @@ def make_schema(engine: Engine) -> None:
 
     Raises:
         WrongFormat: another version of DMQ made them.
-        SQLAlchemyError: the database is not there, or does not let us.
+        SQLAlchemyError: the database does not answer, or refuses us.
     """
     for left in range(_TRIES, 0, -1):
         try:

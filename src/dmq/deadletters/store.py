@@ -75,7 +75,7 @@ class DeadLetterStore:
         self._is_ready = False
 
     def open(self) -> None:
-        """Connect, and make the tables if they are not there.
+        """Connect, and make the tables if they do not exist.
 
         Raises:
             DatabaseDown: it cannot be reached.
@@ -337,7 +337,7 @@ def _conditions(wanted: LetterFilter) -> list[ColumnElement[bool]]:
 def _problem(number: int, row: Row[Any] | None, broker: str) -> str:
     """Why a letter cannot be resent or deleted; empty if it can."""
     if row is None:
-        return f"there is no dead letter {number}: dmq dlq list shows those there are"
+        return f"there is no dead letter {number}: dmq dlq list shows those that exist"
     if row.state != LetterState.WAITING:
         return f"letter {number} does not wait any more: it was {row.state} by {row.changed_by}"
     if row.claimed_by not in (None, broker):

@@ -145,7 +145,7 @@ def open_engine(url: str, option: str) -> Engine:
 
     Raises:
         InvalidSettings: the URL can never work.
-        DatabaseDown: it names a SQLite file that is not there.
+        DatabaseDown: it names a SQLite file that does not exist.
     """
     from pathlib import Path
 

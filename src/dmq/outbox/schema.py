@@ -223,7 +223,7 @@ def create_tables(engine: Engine, tables: OutboxTables) -> None:
     """Make the tables that are missing.
 
     Raises:
-        SQLAlchemyError: the database is not there, or does not let us.
+        SQLAlchemyError: the database does not answer, or refuses us.
     """
     for left in range(_TRIES, 0, -1):
         try:
@@ -250,7 +250,7 @@ def check_tables(engine: Engine, wanted: tuple[Table, ...]) -> None:
 
     Raises:
         InvalidSettings: one is missing, or lacks a column.
-        SQLAlchemyError: the database is not there.
+        SQLAlchemyError: the database does not answer.
     """
     found = inspect(engine)
     for table in wanted:

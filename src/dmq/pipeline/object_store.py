@@ -106,7 +106,7 @@ def open_parquet(uri: str) -> pq.ParquetFile:
     """A file, to read row groups of: mapped into memory where it lies on this machine.
 
     Raises:
-        OSError: it is not there; `store_errors` has better words.
+        OSError: it does not exist; `store_errors` has better words.
     """
     files, path = file_system(uri)
     if scheme_of(uri) == "file":
@@ -183,7 +183,7 @@ _CAUSES: Final[tuple[tuple[tuple[str, ...], type[StorageError], str], ...]] = (
     (
         ("nosuchbucket", "no_such_bucket", "bucket does not exist", "containernotfound"),
         StorageError,
-        "its bucket is not there: create the bucket, or correct the address",
+        "its bucket does not exist: create the bucket, or correct the address",
     ),
     (
         ("credentialsnotloaded", "no credentials", "credential provider", "access token", "authenticationexception"),

@@ -64,7 +64,7 @@ def spark_session(
         conf: settings, which go before ours. Those of the JVM count only where it is not running yet.
 
     Raises:
-        InvalidSettings: Spark is not there, or cannot start; the message says what is missing.
+        InvalidSettings: Spark is not installed, or cannot start; the message says what is missing.
     """
     try:
         from pyspark import SparkContext

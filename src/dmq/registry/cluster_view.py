@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeVar
 
 from dmq.clock import Clock
-from dmq.errors import RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat
+from dmq.errors import RegistryDown, WrongFormat
 from dmq.event_log import EventLog
 from dmq.model import topic_of_results
 from dmq.protocol.cluster.route import SLOTS_MAX, RouteReply, ShardRoute, SlotRoute, TopicRoute
@@ -37,8 +37,8 @@ from dmq.registry.contents import (
     decode_content,
 )
 from dmq.registry.paths import Paths, name_of
-from dmq.registry.registry import Entry, Registry
-from dmq.registry.watch import Changes, Watch
+from dmq.registry.registry import UNAVAILABLE, Entry, Registry
+from dmq.registry.watch import Changes, Watch, wait_for_first
 
 __all__ = ["ClusterView", "ViewChange"]
 
@@ -46,7 +46,6 @@ log = EventLog(__name__)
 
 C = TypeVar("C", bound=Content)
 
-_UNAVAILABLE: Final = (RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat)
 _READ_SECONDS: Final = 3.0
 _SHARDS_SECONDS: Final = 30.0
 _SHARDS_AT_A_TIME: Final = 32
@@ -121,7 +120,7 @@ class ClusterView:
                 self._take(nodes.take())
                 try:
                     await self.refresh()
-                except _UNAVAILABLE as error:
+                except UNAVAILABLE as error:
                     log.debug("cluster not read", error=error)
                     await asyncio.sleep(_AGAIN_SECONDS)
                     continue
@@ -143,14 +142,7 @@ class ClusterView:
             await asyncio.sleep(_GATHER_SECONDS)
 
     async def _something(self, nodes: Watch, change: Watch) -> None:
-        works = (self._brokers_of(nodes), change.wait(), self._is_wanted.wait())
-        waits: list[asyncio.Future[object]] = [asyncio.ensure_future(one) for one in works]
-        try:
-            await asyncio.wait(waits, timeout=_READ_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+        await wait_for_first((self._brokers_of(nodes), change.wait(), self._is_wanted.wait()), _READ_SECONDS)
         change.take()
         self._is_wanted.clear()
 

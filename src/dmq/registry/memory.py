@@ -322,8 +322,8 @@ class MemoryClient:
 
 def _expired(session: int) -> SessionExpired:
     return SessionExpired(
-        "nothing was written: the registry has not heard this client for longer than its session lives; its ephemeral "
-        "entries are gone, and must be created again",
+        "nothing was written: the registry has had no sign of this client for longer than its session lives; its "
+        "ephemeral entries are gone, and must be created again",
         session=session,
     )
 

@@ -30,7 +30,16 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from dmq.errors import InvalidName, InvalidRequest, RegistryConflict, RegistryDown, UnknownEntry
+from dmq.errors import (
+    InvalidName,
+    InvalidRequest,
+    RegistryConflict,
+    RegistryDown,
+    SessionExpired,
+    UnknownEntry,
+    WriteUnknown,
+    WrongFormat,
+)
 from dmq.registry.watch import Watch
 
 __all__ = [
@@ -39,6 +48,7 @@ __all__ = [
     "PATH_BYTES_MAX",
     "ROOT",
     "SESSION_SECONDS",
+    "UNAVAILABLE",
     "VALUE_BYTES_MAX",
     "WRITE_BYTES_MAX",
     "Check",
@@ -65,6 +75,8 @@ VALUE_BYTES_MAX: Final = 128 << 10
 WRITE_BYTES_MAX: Final = 512 << 10  # ZooKeeper takes 1 MiB, with all that is around the values
 OPERATIONS_MAX: Final = 128
 NO_DEADLINE: Final = float("-inf")
+# A registry that cannot be used now; what was asked of it is to be asked again later.
+UNAVAILABLE: Final = (RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat)
 _NEEDED: Final = "this needs the registry, and "
 
 
@@ -98,7 +110,7 @@ class Check(msgspec.Struct, frozen=True, gc=False):
 
 
 class Create(msgspec.Struct, frozen=True, gc=False):
-    """The entry is not there, and is made. An ephemeral one goes with our session."""
+    """The entry does not exist, and is made. An ephemeral one goes with our session."""
 
     path: str
     value: bytes
@@ -126,7 +138,7 @@ Operation: TypeAlias = Check | Create | Put | Delete
 class Reason(StrEnum):
     """Why an operation does not apply; stands in the detail of a `RegistryConflict`."""
 
-    ABSENT = "absent"  # the entry, or the parent of one to be created, is not there
+    ABSENT = "absent"  # the entry, or the parent of one to be created, does not exist
     EXISTS = "exists"
     VERSION = "version"  # the entry is there in another one
     CHILDREN = "children"  # the entry to be deleted has some
@@ -236,7 +248,7 @@ def check_write(operations: Sequence[Operation]) -> None:
     size = 0
     for operation in operations:
         if check_path(operation.path) == ROOT and not isinstance(operation, Check):
-            raise InvalidRequest("the root of a registry is always there: write below it")
+            raise InvalidRequest("the root of a registry cannot be written: write below it")
         value = operation.value if isinstance(operation, Create | Put) else b""
         if len(value) > VALUE_BYTES_MAX:
             raise InvalidRequest(
@@ -254,9 +266,9 @@ def parent_of(path: str) -> str:
 
 
 _SENTENCES: Final = {
-    Reason.ABSENT: "is not there: read again what is there, and decide anew",
-    Reason.EXISTS: "exists already: read it, and decide anew",
-    Reason.VERSION: "has another version, somebody else wrote it: read it, and decide anew",
+    Reason.ABSENT: "does not exist: read again, and decide with what is found",
+    Reason.EXISTS: "exists already: read it, and decide again",
+    Reason.VERSION: "has another version, since another client wrote it: read it, and decide again",
     Reason.CHILDREN: "has entries below it: delete those first",
     Reason.EPHEMERAL: "is ephemeral and takes no entries below it: choose another place",
 }
@@ -286,5 +298,5 @@ def needs_registry() -> Iterator[None]:
         if error.message.startswith(_NEEDED):
             raise
         raise RegistryDown(
-            f"{_NEEDED}{error.message}; messages of topics that are there go on meanwhile", **error.detail
+            f"{_NEEDED}{error.message}; messages of existing topics go on meanwhile", **error.detail
         ) from error

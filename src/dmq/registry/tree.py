@@ -45,7 +45,7 @@ class Tree:
         """The entries right below, in the order of their names.
 
         Raises:
-            UnknownEntry: the path is not there.
+            UnknownEntry: the path does not exist.
         """
         if path not in self._entries:
             raise unknown_entry(path)

@@ -8,11 +8,11 @@ changed, so that a caller that is slow costs no memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
-__all__ = ["Changes", "Watch", "Watches"]
+__all__ = ["Changes", "Watch", "Watches", "wait_for_first"]
 
 PATHS_MAX: Final = 1024
 
@@ -125,6 +125,17 @@ class Watches:
         for watch in self._watches:
             if watch.concerns(prefix) or _is_below(watch.prefix, prefix):
                 watch.add_all()
+
+
+async def wait_for_first(waits: Iterable[Coroutine[Any, Any, object]], seconds: float) -> None:
+    """Until one of the waits is over, or so many seconds are; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _is_below(path: str, prefix: str) -> bool:

@@ -46,7 +46,7 @@ from dmq.protocol.cluster.replication import (
 )
 from dmq.registry.contents import CLUSTER_FORMAT, NodeContent, encode_content, hex_id
 from dmq.registry.paths import Paths
-from dmq.registry.registry import Registry
+from dmq.registry.registry import UNAVAILABLE, Registry
 from dmq.shard.committed_reader import CommittedReader, CommittedUnits
 from dmq.shard.election import Obstacle
 from dmq.shard.follower import Follower
@@ -55,7 +55,7 @@ from dmq.shard.peers import Peers, Seat
 from dmq.shard.place import Directory, MemberSettings, Place
 from dmq.shard.record.enrolment import Enrolment, exclusion, newest_record, said_by
 from dmq.shard.record.registration import Registration
-from dmq.shard.record.shard_view import UNAVAILABLE, ShardView
+from dmq.shard.record.shard_view import ShardView
 from dmq.shard.repair.answer import CommittedJournal, answer_repair
 from dmq.shard.repair.mender import Mended
 from dmq.shard.repair.repairs import Repairs

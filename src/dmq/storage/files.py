@@ -25,7 +25,17 @@ from dmq.errors import (
     TooManyFiles,
 )
 
-__all__ = ["Buffer", "DiskUsage", "File", "Files", "OsFiles", "is_refusal", "read_readable", "storage_error"]
+__all__ = [
+    "Buffer",
+    "DiskUsage",
+    "File",
+    "Files",
+    "OsFiles",
+    "is_refusal",
+    "read_readable",
+    "storage_error",
+    "write_whole",
+]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -221,6 +231,25 @@ def read_readable(
             break
         at += want
     return b"".join(parts)
+
+
+def write_whole(files: Files, path: str, raw: Buffer) -> None:
+    """Write a file that is on the disk whole, or not there; its name is durable once its folder is synced.
+
+    Raises:
+        StorageError: it could not be written; what was there before is gone.
+    """
+    file = files.open(path, create=True, write=True)
+    try:
+        file.truncate(0)
+        file.write(0, (raw,))
+        file.sync()
+    except StorageError:
+        with contextlib.suppress(StorageError):
+            files.unlink(path)  # a part of it would look like all of it
+        raise
+    finally:
+        file.close()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ class Ports:
 
     Parameters:
         numbers: the ports.
-        path: the file; made if it is not there.
+        path: the file; made if it does not exist.
         kept_max: so many are claimed at most; who takes more gives back the oldest.
     """
 

@@ -15,7 +15,7 @@ import pytest
 from dmq.errors import RegistryConflict
 from dmq.protocol.cluster.replication import Confirm, Follow
 from dmq.registry.contents import LeaderContent, encode_content, hex_id
-from dmq.registry.registry import Create
+from dmq.registry.registry import UNAVAILABLE, Create
 from dmq.shard.election import Obstacle, Situation, Standing, obstacle
 from dmq.shard.follower import Follower
 from dmq.shard.heart import Heart
@@ -23,7 +23,6 @@ from dmq.shard.in_sync import InSyncSet
 from dmq.shard.leader import Leader
 from dmq.shard.record import enrolment
 from dmq.shard.record.enrolment import Enrolment
-from dmq.shard.record.shard_view import UNAVAILABLE
 from dmq.shard.roles import candidacy
 from dmq.shard.roles.candidacy import Candidacy, Victory
 from dmq.shard.roles.term import Term

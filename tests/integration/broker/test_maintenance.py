@@ -106,7 +106,7 @@ def test_the_command_waits_until_it_is_safe_and_can_undo_it(tmp_path: Path) -> N
             client.producer().send("orders", b"x")
             batch = client.consumer("orders", "g").pull(1)
             check_failure(
-                run("broker", "drain", *url, "--timeout", "300ms", "--format", "json"), 1, "1 messages are still out"
+                run("broker", "drain", *url, "--timeout", "300ms", "--format", "json"), 1, "1 messages are still leased"
             )
             batch.ack()
             done = run("broker", "drain", *url)

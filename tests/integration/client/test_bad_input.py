@@ -74,13 +74,13 @@ CASES: dict[str, Case] = {
     ),
     "no text where None means any": (
         lambda c: c.admin.delete_dead_letters(group="g", topic=0),  # type: ignore[arg-type]
-        dmq.InvalidSettings, "topic is a text, or None for any, not 0",
+        dmq.InvalidSettings, "topic is text, or None for any, not 0",
     ),
     "a reason that is a number": (
-        lambda c: c.admin.dead_letters(reason=5), dmq.InvalidSettings, "reason is a text",  # type: ignore[arg-type]
+        lambda c: c.admin.dead_letters(reason=5), dmq.InvalidSettings, "reason is text",  # type: ignore[arg-type]
     ),
     "a group of any name but None": (
-        lambda c: c.admin.delete_group("g", []), dmq.InvalidSettings, "topic is a text",  # type: ignore[arg-type]
+        lambda c: c.admin.delete_group("g", []), dmq.InvalidSettings, "topic is text",  # type: ignore[arg-type]
     ),
     "a limit that is none": (
         lambda c: c.admin.delays(limit=None), dmq.InvalidSettings, "limit is a whole number",  # type: ignore[arg-type]
@@ -91,7 +91,7 @@ CASES: dict[str, Case] = {
     ),
     # bytes(5) would be five zeros.
     "a value that is a number": (
-        lambda c: c.registry.put("n", "k", 5), dmq.InvalidSettings, "a value is bytes or a text",  # type: ignore[arg-type]
+        lambda c: c.registry.put("n", "k", 5), dmq.InvalidSettings, "a value is bytes or text",  # type: ignore[arg-type]
     ),
     "a value that is a list": (
         lambda c: c.registry.put("n", "k", [1]), dmq.InvalidSettings, "encode it first",  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def test_a_warning_about_the_shard_that_is_asked_is_not_contradicted(cluster: Cl
 def test_an_export_that_cannot_be_written_says_so_and_leaves_nothing(cluster: ClusterProcesses, tmp_path: Path) -> None:
     done = run("cluster", "export", str(tmp_path / "nowhere" / "registry.json"), "--url", cluster.url)
     assert (done.code, done.out) == (2, "")
-    assert done.err.endswith("cannot be written: No such file or directory; what was there is as it was\n")
+    assert done.err.endswith("cannot be written: No such file or directory; its contents are unchanged\n")
     (tmp_path / "there").mkdir()
     done = run("cluster", "export", str(tmp_path / "there"), "--url", cluster.url)
     assert (done.code, done.out) == (2, "")

@@ -143,7 +143,7 @@ class DeadLetters:
         """Begin to drain.
 
         Parameters:
-            at_once: ask the database now, so that the log says at once if it is not there.
+            at_once: ask the database now, so that the log says at once if it does not answer.
         """
         self.drain.start()
         if at_once:
@@ -417,7 +417,7 @@ class Resend:
 
         if letter.reason == DeadReason.CORRUPT.name:
             raise Unsupported(
-                f"letter {letter.number} was stored damaged, and nobody knows what its sender wrote: have it sent anew "
+                f"letter {letter.number} was stored damaged, so its message is not known: have it sent again "
                 "by the program it came from; what is left of it is in the letter"
             )
         topic, queue = await self._target(letter)
@@ -448,7 +448,7 @@ class Resend:
         topic = self._queries.find_topic(letter.topic)
         if topic is None:
             raise UnknownTopic(
-                f"topic {letter.topic!r} of letter {letter.number} is gone: create it, or delete the letter"
+                f"topic {letter.topic!r} of letter {letter.number} does not exist: create it, or delete the letter"
             )
         queues = topic.config.queues
         if not letter.group:

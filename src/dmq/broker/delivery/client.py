@@ -115,7 +115,7 @@ class Client:
             if subscriber is not None:
                 subscriber.sink.end(
                     SubscriptionSuperseded(
-                        f"a newer version of group {group!r} has taken over: stop, or deploy anew",
+                        f"a newer version of group {group!r} has taken over: stop, or deploy the program again",
                     )
                 )
         return channel, joined.member

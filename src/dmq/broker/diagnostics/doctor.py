@@ -81,7 +81,7 @@ def _directory(folder: Path) -> tuple[int | None, Finding]:
         if not folder.exists():
             parent = _existing(folder)
             if os.access(parent, os.W_OK | os.X_OK):
-                return None, Finding(check, State.OK, f"{folder} is not there yet; the broker makes it")
+                return None, Finding(check, State.OK, f"{folder} does not exist yet; the broker makes it")
             advice = "give the broker's user permission to write there, or choose another with --data"
             return None, Finding(check, State.PROBLEM, f"{folder} cannot be made: {parent} is not writable", advice)
         if not folder.is_dir():
@@ -190,7 +190,7 @@ _REACH_SECONDS: Final = 2.0
 _BROKERS_MAX: Final = 100
 _SHARDS_MAX: Final = 1000
 _PUT_BACK: Final = (
-    "put it back with 'dmq cluster import --from-members', or from an export; members that hear each other go on"
+    "put it back with 'dmq cluster import --from-members', or from an export; members that reach each other go on"
 )
 
 
@@ -201,7 +201,7 @@ def diagnose_registry(url: str) -> Iterator[Finding]:
     except InvalidSettings as error:
         yield Finding("registry", State.PROBLEM, error.message, "correct shard.registry_url")
     except DMQError as error:
-        advice = "brokers that serve go on without it while they hear each other; those that start wait for it"
+        advice = "brokers that serve go on without it while they reach each other; those that start wait for it"
         yield Finding("registry", State.PROBLEM, error.message, advice)
 
 
@@ -234,7 +234,7 @@ async def _entries(registry: Registry, paths: Paths, cluster: Entry) -> list[Fin
         try:
             decode_content(kind, entry.value, entry.path)
         except DMQError as error:
-            findings.append(Finding("registry", State.PROBLEM, error.message, "members that hear each other go on"))
+            findings.append(Finding("registry", State.PROBLEM, error.message, "members that reach each other go on"))
 
     look(ClusterContent, cluster)
     try:

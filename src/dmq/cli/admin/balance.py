@@ -33,7 +33,10 @@ def balance(
         bool, typer.Option("--topics/--no-topics", help="Give shards queues of topics, by weight and load.")
     ] = True,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Hold ordered messages until what there is is consumed: order is kept.")
+        bool,
+        typer.Option(
+            "--drain", help="Hold ordered messages until those before them are consumed, so that order is kept."
+        ),
     ] = False,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,

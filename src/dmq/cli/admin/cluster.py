@@ -132,7 +132,7 @@ def export_cluster(
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise InvalidSettings(f"{file} cannot be written: {error.strerror}; what was there is as it was") from error
+        raise InvalidSettings(f"{file} cannot be written: {error.strerror}; its contents are unchanged") from error
     typer.echo(f"{len(document['entries'])} entries of cluster {document['cluster']} written to {file}")
 
 
@@ -152,7 +152,8 @@ def import_cluster(
         bool, typer.Option("--foreign", help="It may be another cluster's: topics, limits and keys are taken.")
     ] = False,
     accept_loss: Annotated[
-        bool, typer.Option("--accept-loss", help="Yes, what members acknowledged that do not answer may be lost.")
+        bool,
+        typer.Option("--accept-loss", help="Yes, what was acknowledged by members that do not answer may be lost."),
     ] = False,
     registry: RegistryUrl = None,
     url: Url = DEFAULT_URL,

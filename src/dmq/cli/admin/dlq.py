@@ -48,7 +48,9 @@ Names = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="Numbers of dead letters, or ids of messages.")
 ]
 Rate = Annotated[float | None, typer.Option(min=0.01, metavar="N", help="At most this many a second.")]
-Execute = Annotated[bool, typer.Option("--execute", help="Do it; chosen by filter, they are only counted without.")]
+Execute = Annotated[
+    bool, typer.Option("--execute", help="Do it; without this, letters chosen by filter are only counted.")
+]
 
 
 @app.command(name="list")
@@ -92,7 +94,7 @@ def show(
     with connected(url) as client:
         found = client.admin.dead_letters(state="", ids=[name])
     if not found:
-        raise UnknownMessage(f"there is no dead letter {name}: dmq dlq list shows those there are")
+        raise UnknownMessage(f"there is no dead letter {name}: dmq dlq list shows those that exist")
     if form == Format.JSON:
         show_rows([_facts(letter) for letter in found], form, empty="")
         return
@@ -143,7 +145,7 @@ def delete(
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,
 ) -> None:
-    """Delete dead letters: what they held is forgotten, that they were there is not.
+    """Delete dead letters: their content goes, the row that says they existed stays.
 
     Name them, or choose them by --topic, --group and --reason; the latter is a dry run until --execute. The exit code
     is 1 if one of them could not be deleted.

@@ -51,7 +51,7 @@ def list_groups(
     with connected(url) as client:
         found = client.admin.groups(topic)
     rows = [{"group": g.name, "topics": [*g.topics], "members": g.members, "lag": g.lag} for g in found]
-    empty = "no groups yet: a group is there once somebody consumes with it"
+    empty = "no groups yet: a group exists once a consumer uses it"
     show_rows(rows, form, empty=empty, missing=found.missing)
 
 
@@ -110,7 +110,7 @@ def lag(
     if found.dropped:
         typer.echo(f"retention dropped {found.dropped:,} messages before the group had consumed them")
     if found.is_holding:
-        typer.echo("retention waits for this group: the journal keeps for it what is past store.retention_hours")
+        typer.echo("retention waits for this group: the journal keeps what is older than store.retention_hours for it")
 
 
 @app.command()
@@ -190,7 +190,7 @@ def _lag(admin: Admin, topic: str, group: str) -> Lag:
     if not found.queues:
         where = f"topic {topic!r}" if topic else "any topic"
         raise UnknownGroup(
-            f"group {group!r} has no position in {where}: check the name, dmq group list shows those there are",
+            f"group {group!r} has no position in {where}: check the name, dmq group list shows those that exist",
             group=group,
         )
     return found

@@ -46,7 +46,7 @@ def set_limit(
     size: Annotated[
         str | None, typer.Option("--bytes", metavar="SIZE", help="Bytes a second, as in 500000 or 8MiB.")
     ] = None,
-    policy: Annotated[Policy, typer.Option(help="What becomes of messages over it.")] = Policy.REFUSE,
+    policy: Annotated[Policy, typer.Option(help="What happens to messages over the limit.")] = Policy.REFUSE,
     none: Annotated[bool, typer.Option("--none", help="Take the limit away.")] = False,
     url: Url = DEFAULT_URL,
     form: Formatted = Format.TABLE,

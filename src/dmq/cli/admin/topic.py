@@ -167,7 +167,10 @@ def place(
         typer.Option(min=1, max=255, help="With --add: as many queues; those of the other shards if left out."),
     ] = None,
     drain: Annotated[
-        bool, typer.Option("--drain", help="Hold ordered messages until what there is is consumed: order is kept.")
+        bool,
+        typer.Option(
+            "--drain", help="Hold ordered messages until those before them are consumed, so that order is kept."
+        ),
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="With --remove: the queues go at once, with their messages.")
@@ -210,7 +213,7 @@ def _find(topics: list[Topic], name: str) -> Topic:
     for topic in topics:
         if topic.name == name:
             return topic
-    raise UnknownTopic(f"there is no topic {name!r}: dmq topic list shows those there are", topic=name)
+    raise UnknownTopic(f"there is no topic {name!r}: dmq topic list shows those that exist", topic=name)
 
 
 def _slots(topic: Topic) -> list[dict[str, Any]]:

@@ -66,7 +66,7 @@ def replay(
         typer.Option("--replay-id", metavar="ID", help="Its name: what was sent under it is not sent again."),
     ] = None,
     execute: Annotated[
-        bool, typer.Option("--execute", help="Send; without it is only shown what would be sent.")
+        bool, typer.Option("--execute", help="Send; without this, only show what would be sent.")
     ] = False,
     by_spark: BySpark = None,
     master: Master = None,

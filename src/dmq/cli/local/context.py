@@ -22,7 +22,7 @@ def add(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Its name: letters, digits, '.', '_' and '-'.")],
     url: Annotated[str, typer.Argument(metavar="URL", help="Where the broker is, as in dmq://host:9611.")],
     use_it: Annotated[bool, typer.Option("--use", help="And use it from now on.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Change the URL of a context that is there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Change the URL of a context that exists.")] = False,
 ) -> None:
     """Give a URL a name."""
     contexts = Contexts()

@@ -44,7 +44,7 @@ def opened(database: str, prefix: str) -> tuple[Engine, OutboxTables]:
 
 
 def _check(engine: Engine, wanted: tuple[Any, ...]) -> None:
-    """What was named and is not there is no wrong call."""
+    """A name that does not exist is not a wrong call."""
     from dmq.errors import DatabaseDown, InvalidSettings
     from dmq.outbox.schema import check_tables
 
@@ -87,7 +87,7 @@ def relay(
     batch: Annotated[int, typer.Option(min=1, max=10_000, help="Rows claimed at a time.")] = 1000,
     poll: Annotated[str, typer.Option(metavar="TIME", help="How often to look for rows to send.")] = "200ms",
     result_after: Annotated[
-        str, typer.Option(metavar="TIME", help="Without a result for this time, a row is the compensator's.")
+        str, typer.Option(metavar="TIME", help="A row without a result for this time is the compensator's.")
     ] = "10m",
     log_level: LogLevelOption = None,
     log_format: Logs = None,

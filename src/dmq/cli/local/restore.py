@@ -19,7 +19,9 @@ app = make_app("Make a data directory of a backup.")
 @app.command()
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="The folder of one backup.")],
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="The directory to make; empty, or not there.")],
+    data: Annotated[
+        Path, typer.Option("--data", metavar="DIR", help="The directory to make; it is empty or does not exist.")
+    ],
     form: Formatted = Format.TABLE,
 ) -> None:
     """Make a data directory of a backup, checked before and after. A broker started on it goes on from the backup."""

@@ -32,7 +32,7 @@ def _folder(directory: Path) -> RefusedFolder:
     from dmq.storage.files import OsFiles
 
     if not any((directory / part).is_dir() for part in ("journal", FOLDER)):
-        there = "is not a spool" if directory.is_dir() else "is not there"
+        there = "is not a spool" if directory.is_dir() else "does not exist"
         raise WrongFormat(f"{directory} {there}: name the directory that the producer has as spool=")
     return RefusedFolder(OsFiles(directory, create=False), _BYTES_MAX)
 
@@ -44,7 +44,7 @@ def _chosen(folder: RefusedFolder, numbers: list[int] | None, take_all: bool) ->
         raise typer.BadParameter("name the batches by their numbers, or say --all")
     missing = sorted(set(numbers or ()) - set(known))
     if missing:
-        raise typer.BadParameter(f"there is no batch {missing[0]}: `dmq spool list` shows those that are there")
+        raise typer.BadParameter(f"there is no batch {missing[0]}: `dmq spool list` shows those that exist")
     return known if take_all else sorted(set(numbers or ()))
 
 
@@ -129,7 +129,7 @@ def drop(
     directory: Directory,
     numbers: Numbers = None,
     take_all: All = False,
-    yes: Annotated[bool, typer.Option("--yes", help="It is meant: the messages are gone then.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Yes, delete their messages for good.")] = False,
 ) -> None:
     """Delete refused batches for good."""
     folder = _folder(directory)

@@ -47,7 +47,9 @@ class BodyFormat(StrEnum):
 @app.command()
 def consume(
     topic: TopicName,
-    group: Annotated[str, typer.Option(metavar="GROUP", help="Consume with this group; it is made if need be.")],
+    group: Annotated[
+        str, typer.Option(metavar="GROUP", help="Consume with this group; it is made if it does not exist.")
+    ],
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on as messages arrive, until Ctrl-C.")] = False,
     command: Annotated[
@@ -58,7 +60,7 @@ def consume(
         str, typer.Option("--from", metavar="PLACE", help="Where a group begins that has never consumed the topic.")
     ] = "earliest",
     tags: Annotated[str, typer.Option(metavar="TAGS", help="Only these tags, as in 'a || b'.")] = "",
-    lease: Annotated[str, typer.Option(metavar="TIME", help="So long a message is ours without a word.")] = "30s",
+    lease: Annotated[str, typer.Option(metavar="TIME", help="How long a message is leased at a time.")] = "30s",
     max_attempts: Annotated[int, typer.Option(min=1, help="Deliveries before a message is a dead letter.")] = 16,
     form: Annotated[
         BodyFormat, typer.Option("--format", help="A line of text, a line of JSON, or the body alone.")

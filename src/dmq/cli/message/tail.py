@@ -35,7 +35,7 @@ def tail(
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many messages.")] = None,
     queue: Annotated[int | None, typer.Option(min=0, max=254, help="Only this queue.")] = None,
     tags: Annotated[str, typer.Option(metavar="TAGS", help="Only these tags, as in 'a || b'.")] = "",
-    no_follow: Annotated[bool, typer.Option("--no-follow", help="Stop at the end of what is there.")] = False,
+    no_follow: Annotated[bool, typer.Option("--no-follow", help="Stop at the end of what is stored.")] = False,
     form: Annotated[
         LineFormat, typer.Option("--format", help="How to show each message: a line of text, or of JSON.")
     ] = LineFormat.TEXT,

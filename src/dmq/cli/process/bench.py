@@ -40,7 +40,7 @@ Safety = Literal["stored", "flushed"]
 Durable = Annotated[Safety, typer.Option(help="How safe before it counts.")]
 Bodies = Annotated[Body, typer.Option("--body", help="What bodies are made of; all are different.")]
 Rounds = Annotated[int, typer.Option(min=1, max=1000, help="Rounds after one that warms up; medians are shown.")]
-Seed = Annotated[int, typer.Option(help="Of the random bodies.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random bodies.")]
 BenchUrl = Annotated[
     str | None,
     typer.Option("--url", envvar="DMQ_URL", metavar="URL", help="A broker; one is started for the run if left out."),

@@ -68,7 +68,7 @@ def broker(
     console_port: Annotated[
         int | None, typer.Option(metavar="N", help="Serve a status page there; 0 takes any free port.")
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="What it calls itself.  [default: dmq]")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Its name.  [default: dmq]")] = None,
     auto_create: Annotated[
         bool | None, typer.Option("--auto-create/--no-auto-create", help="Create topics when they are first used.")
     ] = None,
@@ -167,7 +167,7 @@ def _announce(server: BrokerServer) -> None:
 def drain(
     stop: Annotated[bool, typer.Option("--stop", help="Then stop it.")] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Put it back in use instead.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until nothing is out.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait until nothing is leased.")] = False,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Wait no longer than this.")] = "5m",
     reason: Annotated[str, typer.Option(metavar="REASON", help="What its clients are told.")] = "",
     url: Url = DEFAULT_URL,
@@ -215,8 +215,8 @@ def _wait_until_idle(look: Callable[[], DrainReport], seconds: float, form: Form
             shown = line
         if time.monotonic() >= deadline:
             raise TimedOut(
-                f"after {seconds:g} s {found.out} messages are still out: wait for their consumers, or stop the broker "
-                "anyway, and they are handed out again when it is back"
+                f"after {seconds:g} s {found.out} messages are still leased: wait for their consumers, or stop the "
+                "broker anyway, and they are handed out again when it is back"
             )
         time.sleep(_LOOK_SECONDS)
     return found

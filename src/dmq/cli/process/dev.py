@@ -50,7 +50,7 @@ def dev(
         typer.Option(min=1, max=7, metavar="N", help="In a cluster: how many brokers a shard has.  [default: 3]"),
     ] = None,
     session: Annotated[
-        str, typer.Option(metavar="TIME", help="In a cluster: how long a dead broker is taken for alive.")
+        str, typer.Option(metavar="TIME", help="In a cluster: how long until a dead broker is noticed.")
     ] = SESSION,
     form: Formatted = Format.TABLE,
 ) -> None:

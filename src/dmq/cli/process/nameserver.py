@@ -28,7 +28,9 @@ def nameserver(
     database: Annotated[
         str | None,
         typer.Option(
-            "--database", metavar="URL", help="Where it is kept, as sqlite:///FILE or postgresql://user@host/dmq."
+            "--database",
+            metavar="URL",
+            help="Where the registry is kept, as sqlite:///FILE or postgresql://user@host/dmq.",
         ),
     ] = None,
     registry: Annotated[

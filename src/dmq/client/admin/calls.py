@@ -366,11 +366,11 @@ def drain(action: sessions.DrainAction, grace: float, reason: str) -> Call[Drain
 
 def put(namespace: str, key: str, value: bytes | str, ttl: float | None) -> Call[None]:
     if not isinstance(value, str | bytes | bytearray | memoryview):
-        raise InvalidSettings(f"a value is bytes or a text, not {value!r}: encode it first")
+        raise InvalidSettings(f"a value is bytes or text, not {value!r}: encode it first")
     try:
         raw = value.encode() if isinstance(value, str) else bytes(value)
     except UnicodeEncodeError as error:
-        raise InvalidSettings(f"a value that is a text must be UTF-8: {error}") from None
+        raise InvalidSettings(f"a text value must be UTF-8: {error}") from None
     if len(raw) > VALUE_BYTES_MAX:
         raise InvalidSettings(f"a value has at most {VALUE_BYTES_MAX} bytes, not {len(raw)}: keep it elsewhere")
     if ttl is not None and not 0.001 <= ttl <= _TTL_SECONDS_MAX:
@@ -405,7 +405,7 @@ def delete(namespace: str, key: str) -> Call[bool]:
 
 def _checked(name: str, what: str) -> str:
     if not 0 < len(name) <= _NAME_MAX:
-        raise InvalidName(f"a {what} is a text of 1 to {_NAME_MAX} characters, not {name!r}")
+        raise InvalidName(f"a {what} is text of 1 to {_NAME_MAX} characters, not {name!r}")
     return name
 
 

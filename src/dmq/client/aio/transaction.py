@@ -58,8 +58,8 @@ class AioEndFuture:
         """Wait until the transaction is ended; the error, or None if all went well."""
         if not await self._wait(timeout):
             raise TimedOut(
-                f"the broker has not ended the transaction after {timeout:g} s; it is asked to go on, and a check "
-                "decides if it never hears of it"
+                f"the broker has not ended the transaction after {timeout:g} s; the request is still on its way, and "
+                "a check decides if it never arrives"
             )
         return self._end.error
 

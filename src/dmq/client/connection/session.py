@@ -378,7 +378,9 @@ class Session:
             if now - max(since, self._heard_at) > partial:
                 raise NotConnected(f"the broker stopped in the middle of a frame for more than {partial:.1f} s")
             if now - since > partial and self._parser.pending_bytes < PARTIAL_RATE_MIN * (now - since):
-                raise NotConnected(f"a frame of the broker is not here after {now - since:.1f} s: its length is wrong")
+                raise NotConnected(
+                    f"a frame of the broker is not complete after {now - since:.1f} s: its length is wrong"
+                )
         due = heartbeat * HEARTBEAT_MARGIN
         if heartbeat and now - min(self._sent_at, self._heard_at) >= due and now - self._beaten_at >= due:
             self._beaten_at = now

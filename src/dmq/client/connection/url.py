@@ -143,7 +143,7 @@ def parse_address(text: str, url: str = "") -> Address:
     """
     where = f"{url!r}: " if url else ""
     if "@" in text:
-        raise InvalidSettings(f"{where}{text!r} has a user, and brokers know none yet: {_EXPECTED}", url=url)
+        raise InvalidSettings(f"{where}{text!r} has a user, and brokers have no users yet: {_EXPECTED}", url=url)
     if text.startswith("["):
         host, closed, tail = text[1:].partition("]")
         if not closed or (tail and not tail.startswith(":")):

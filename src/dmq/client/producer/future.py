@@ -295,7 +295,7 @@ class UnknownOutcomes:
         if isinstance(error, SequenceConflict):
             return OutOfRetries(
                 "the message is repeated too late for the broker to tell whether it is stored: look for it with "
-                f"admin.find(id={message_id!r}), and send it as a new message if it is not there",
+                f"admin.find(id={message_id!r}), and send it as a new message if it is not stored",
                 **detail,
             )
         return type(error)(error.message, **detail)

@@ -78,7 +78,7 @@ def parse_id(given: str | MessageId | None) -> str | None:
         return None
     name: object = str(given) if isinstance(given, MessageId) else given
     if not isinstance(name, str) or not 0 < len(name) <= ID_MAX:
-        raise InvalidMessage(f"id is a text of 1 to {ID_MAX} characters, not {given!r:.80}")
+        raise InvalidMessage(f"id is text of 1 to {ID_MAX} characters, not {given!r:.80}")
     return name
 
 

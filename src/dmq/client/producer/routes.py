@@ -120,7 +120,7 @@ def choose_queue(route: Route, message: Message) -> int:
         if not route.queues:
             raise NotConnected(
                 "no broker is connected, and how many queues the topic has is not known here yet, which an ordered "
-                "message depends on: send it when a broker is there"
+                "message depends on: send it when a broker is connected"
             )
         if not route.is_priority:
             number = business_hash(message.business_id)

@@ -135,7 +135,7 @@ class Spool:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str], bytes_max: int = BYTES_MAX, clock: Clock | None = None) -> Spool:
-        """The spool in a directory, which is made if it is not there. Raises as the class does."""
+        """The spool in a directory, which is made if it does not exist. Raises as the class does."""
         return cls(OsFiles(directory), bytes_max, clock)
 
     def _prepare(self) -> int:

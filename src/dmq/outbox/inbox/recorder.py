@@ -251,7 +251,7 @@ class Recorder:
     # --- many at once -----------------------------------------------------------------------------------------------
 
     def put_many(self, rows: list[Row]) -> Steps[None]:
-        """Put rows that are not there, as successes, with one statement.
+        """Put rows that do not exist, as successes, with one statement.
 
         Raises:
             Contended: one of them is there by now.

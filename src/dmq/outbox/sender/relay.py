@@ -1,7 +1,7 @@
 """The relay: sends what was committed, at once where it is told of a commit, and whatever a crash left behind.
 
 One thread, which looks for hints (send ids that were perhaps just committed) and, at intervals, for unsent rows whose
-claim is over. Both ways read the row from the table: what is not committed is not there, so it cannot go out.
+claim is over. Both ways read the row from the table: what is not committed is not visible, so it cannot go out.
 
 What always holds: messages of one topic and business id go out in the order of their insertion, whichever of several
 relays and processes sends them, and one that fails holds back those behind it and nobody else; a row is marked only

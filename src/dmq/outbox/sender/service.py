@@ -95,7 +95,7 @@ class MessageService:
         tables: as `dmq.outbox.tables` gave them; those of the usual names if left out.
         app: whose messages these are: results come back by this name, so every database needs one of its own. The
             client's if left out.
-        groups: by topic, the groups whose results make a message done. A topic that is not there is done with the
+        groups: by topic, the groups whose results make a message done. A topic without an entry is done with the
             first result; an empty list expects none.
         reverse: by topic, what takes the business back when a group refused: called with a session, the
             `OutboxMessage` and the `Result`, in the transaction that marks the row. `@service.reverse(topic)` too.

@@ -93,7 +93,7 @@ class Folder(NamedTuple):
             return None
 
     def folders(self) -> list[str]:
-        """The names of the folders in it; none if it is not there."""
+        """The names of the folders in it; none if it does not exist."""
         with store_errors(self.uri):
             found = self.files.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
             return [info.base_name for info in found if info.type == fs.FileType.Directory]

@@ -68,7 +68,7 @@ class Table:
         return self._load() is not None
 
     def version(self) -> int:
-        """How many commits it has had, less one; -1 if it is not there."""
+        """How many commits it has had, less one; -1 if it does not exist."""
         delta = self._load()
         return -1 if delta is None else delta.version()
 
@@ -207,7 +207,7 @@ class Table:
         """Put files with the same rows in the place of others, as compaction does.
 
         Raises:
-            ArchiveConflict: one of those others is not there any more.
+            ArchiveConflict: one of those others does not exist any more.
         """
 
         def decide(delta: DeltaTable) -> list[AddAction | RemoveAction] | None:
@@ -235,7 +235,7 @@ class Table:
             after: the versions that must stand there until then, None for none at all; left out, none that is higher.
 
         Raises:
-            ArchiveConflict: one of the files is not there any more, or another writer has come further.
+            ArchiveConflict: one of the files does not exist any more, or another writer has come further.
         """
 
         def decide(delta: DeltaTable) -> list[AddAction | RemoveAction] | None:
@@ -298,7 +298,7 @@ class Table:
         )
 
     def _made(self) -> DeltaTable:
-        """The table, created if it is not there, with all columns that its schema has by now."""
+        """The table, created if it does not exist, with all columns that its schema has by now."""
         delta = self._load()
         if delta is None:
             try:

@@ -44,7 +44,7 @@ _COMMITS_KEPT: Final = 25  # of a source that had nothing new, that may be looke
 class News(NamedTuple):
     """What is new in a source: which days have new rows, and the live files they may be in."""
 
-    version: int  # of the source; -1 if it is not there
+    version: int  # of the source; -1 if it does not exist
     dts: frozenset[date]
     files: tuple[str, ...]
     has_old: bool = False  # the files have rows that are not new, too

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dmq.model import DLQ_PREFIX
 from dmq.pipeline.archive.parquet import write_days
 from dmq.pipeline.jobs.changes import keep_up, news_of, remember, source_of, undisturbed
 from dmq.pipeline.jobs.frames import SORT, frame_of, staged
@@ -88,7 +89,7 @@ ERRORS_MAX: Final = 5
 SAMPLES_MAX: Final = 5
 ERROR_CHARS_MAX: Final = 300
 _MEMORY_BYTES: Final = 1 << 30
-_TOPICS: Final = ("%DLQ%", "%DLQ%\U0010ffff")
+_TOPICS: Final = (DLQ_PREFIX, f"{DLQ_PREFIX}\U0010ffff")
 _COLUMNS: Final = (
     *("message_id", "broker", "journal_offset", "topic", "origin_topic", "group", "attempt"),
     *("reason", "error", "stored_at", "dt"),

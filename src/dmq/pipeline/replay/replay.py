@@ -107,7 +107,7 @@ def execute(
     Raises:
         InvalidRequest: the replay id stands for another choice, or the choice makes no sense.
         UnknownMessage: nothing is chosen.
-        UnknownTopic: the topic is not there.
+        UnknownTopic: the topic does not exist.
         DMQError: it could not go on; the same call goes on where it came to.
     """
     selection, topic, replay_id, rate = request

@@ -99,7 +99,7 @@ def find_target(router: Router, topic: str) -> Target:
     """The topic to send to.
 
     Raises:
-        UnknownTopic: it is not there.
+        UnknownTopic: it does not exist.
     """
     if not router.is_single:
         return _find_in_cluster(router, topic)

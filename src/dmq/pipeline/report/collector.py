@@ -1,6 +1,6 @@
 """Collecting a report's figures from the tables.
 
-What always holds: nothing is changed, no Spark is started; a table that is not there leaves its part of the report
+What always holds: nothing is changed, no Spark is started; a table that does not exist leaves its part of the report
 empty, with a note that says which job makes it; what is shown is bounded, however large the archive.
 """
 
@@ -233,7 +233,7 @@ def _notes(archive: Archive) -> tuple[str, ...]:
     for name, job in _MAKERS.items():
         source = archive.table(MESSAGE if job != "dead-letters" else CONSUME_EVENT)
         if not archive.table(name).exists() and source.exists():
-            notes.append(f"the table {name} is not there yet: `dmq archive run --job {job}` makes it")
+            notes.append(f"the table {name} does not exist yet: `dmq archive run --job {job}` makes it")
     return tuple(notes)
 
 

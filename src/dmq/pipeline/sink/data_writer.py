@@ -528,7 +528,7 @@ def courses(writer: Writer, places: list[Place], memory: BrokerMemory) -> dict[P
     """What a partition writes to these places of one topic, with what attempts before have stored.
 
     Raises:
-        UnknownTopic: the topic is not there.
+        UnknownTopic: the topic does not exist.
     """
     newest: dict[Place, tuple[int, ProducerState]] = {}
     left, generation = places, 0

@@ -74,7 +74,7 @@ def runs(
         route_of: what is known of a topic.
 
     Raises:
-        UnknownTopic: a topic is not there.
+        UnknownTopic: a topic does not exist.
     """
     rows = block.rows
     is_delayed = _later(rows)

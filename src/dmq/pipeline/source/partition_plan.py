@@ -186,7 +186,7 @@ def share_out(
     """How far to read so that it is no more than `rows_max` rows: each queue in proportion to what waits in it.
 
     Parameters:
-        start: where each queue is; one that is not there is at 0.
+        start: where each queue is; one that does not exist is at 0.
         end: how far each may be read; one that is behind its start is left where it is.
         rows_max: how many rows all of them give together at most.
     """

@@ -26,7 +26,7 @@ log = EventLog(__name__)
 STEP_SECONDS: Final = 1.0
 _OUTAGE_SHARE: Final = 1 / 3  # of a term; clients are heard four times in it
 _OUTAGE_SECONDS_MIN: Final = 1.0
-_LEFT_MS: Final = 10_000  # name servers that have not looked for so long are not there
+_LEFT_MS: Final = 10_000  # name servers that have not looked for so long count as gone
 
 # The clock of each kind of database.
 NOW_MS: Final = {

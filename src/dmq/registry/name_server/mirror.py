@@ -22,7 +22,7 @@ from dmq.event_log import EventLog
 from dmq.registry.name_server.mirror_store import MirrorStore
 from dmq.registry.paths import DEFAULT_ROOT, Paths
 from dmq.registry.registry import Entry, Registry, unknown_entry
-from dmq.registry.watch import Watch
+from dmq.registry.watch import Watch, wait_for_first
 
 __all__ = ["Mirror"]
 
@@ -111,22 +111,13 @@ class Mirror:
                     self._say()
                     continue
                 self._say()
-                await self._something(watches)
+                await wait_for_first([watch.wait() for watch in watches], _LOOK_SECONDS)
 
     def _gather(self, watches: Iterable[Watch], stale: set[str]) -> bool:
         taken = [changes for watch in watches if (changes := watch.take()) is not None]
         for changes in taken:
             stale.update(changes.paths)
         return any(changes.is_all for changes in taken)
-
-    async def _something(self, watches: Iterable[Watch]) -> None:
-        waits = [asyncio.ensure_future(watch.wait()) for watch in watches]
-        try:
-            await asyncio.wait(waits, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
 
     async def _copy(self, stale: set[str], *, is_all: bool) -> None:
         """Read what has changed, and write it."""
@@ -175,7 +166,7 @@ class Mirror:
         return found
 
     async def _lasting(self, path: str) -> list[Entry]:
-        """The entries right below a path that are nobody's; none if it is not there."""
+        """The entries right below a path that are nobody's; none if it does not exist."""
         try:
             return [entry for entry in await self._registry.children(path) if not entry.is_ephemeral]
         except UnknownEntry:

@@ -129,7 +129,7 @@ def make_schema(engine: Engine) -> str:
 
     Raises:
         WrongFormat: another version of DMQ made them, or the database is a mirror.
-        SQLAlchemyError: the database is not there, or does not let us.
+        SQLAlchemyError: the database does not answer, or refuses us.
     """
     _make(engine, _REGISTRY, [ENTRIES, SESSIONS, CHANGES, LOOKS, _VERSIONS])
     root = ENTRIES.c.path == ROOT

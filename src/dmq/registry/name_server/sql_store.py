@@ -213,7 +213,7 @@ class SqlStore:
         """Entries right below a path, in the order of their paths, after one of them; at least one if there is any.
 
         Raises:
-            UnknownEntry: the path is not there.
+            UnknownEntry: the path does not exist.
         """
 
         def work(connection: Connection) -> EntryPage:
@@ -400,7 +400,7 @@ def _last_seq(connection: Connection) -> int:
 
 def expired(session: int) -> SessionExpired:
     return SessionExpired(
-        "nothing was written: the name server has not heard this client for longer than its session lives; its "
+        "nothing was written: the name server has had no sign of this client for longer than its session lives; its "
         "ephemeral entries are gone, and must be created again",
         session=session,
     )

@@ -117,7 +117,7 @@ def make_views(engine: Engine, table: str) -> None:
     """Make the views that are missing over a table of entries.
 
     Raises:
-        SQLAlchemyError: the database is not there.
+        SQLAlchemyError: the database does not answer.
     """
     there = _views_of(engine)
     while not there.issuperset(VIEWS):

@@ -177,7 +177,7 @@ class ZooKeeperClient:
         except exceptions.SessionExpiredError:
             self.session_over(link)
             raise SessionExpired(
-                "nothing was written: ZooKeeper has not heard this client for longer than its session lives; its "
+                "nothing was written: ZooKeeper has had no sign of this client for longer than its session lives; its "
                 "ephemeral entries are gone, and must be created again",
                 session=session,
             ) from None

@@ -115,7 +115,7 @@ class ClusterOperations:
             for member in decode_content(ShardContent, shard.value, shard.path).members:
                 if member not in nodes:
                     raise ShardConflict(
-                        f"{member} of shard {name_of(shard.path)} does not run, so nobody knows which format it knows: "
+                        f"{member} of shard {name_of(shard.path)} does not run, so its newest format is not known: "
                         "start it, or remove it with dmq shard remove",
                         member=member,
                     )
@@ -231,10 +231,10 @@ class ClusterOperations:
         if found is None:
             return Outcome(path, "created", is_written=True), [Create(full, value)]
         if not value or _is_same(found.value, value):
-            return Outcome(path, "there already"), []
+            return Outcome(path, "it exists already"), []
         if kind in ("cluster", "shard"):
             return _raised(path, value, found)
-        return Outcome(path, "kept: it is there, and is another"), []
+        return Outcome(path, "kept: it exists, and is another one"), []
 
     async def _decide_record(
         self, path: str, record: ShardContent, found: Entry | None

@@ -44,7 +44,7 @@ def depart(files: Files, settings: StoreSettings | None = None) -> Departure:
     except ValueError as error:
         raise InvalidSettings(f"{files.describe('STORE')} cannot be used, {error}: restore it first") from error
     if identity is None or identity.member is None:
-        raise InvalidSettings(f"{files.describe('')} belongs to no shard: a broker by itself takes it as it is")
+        raise InvalidSettings(f"{files.describe('')} belongs to no shard: start a broker on it without --registry")
     replica = Replica(files, settings, new_life=False)
     try:
         if replica.flushed < replica.end:

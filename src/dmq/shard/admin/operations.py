@@ -358,7 +358,7 @@ class Operations:
             if there is not None and is_again:
                 break
             if there is not None:
-                raise ShardConflict(f"there is a shard {name!r} already: dmq shard set changes it", shard=name)
+                raise ShardConflict(f"shard {name!r} exists already: dmq shard set changes it", shard=name)
             numbers = decode_content(ShardsContent, entry.value, entry.path) if entry.value else ShardsContent()
             number = numbers.numbers + 1
             record = ShardContent(number=number, revision=1, replicas=replicas, min_in_sync=min_in_sync)
@@ -407,7 +407,9 @@ class Operations:
             if member == view.leader:
                 done = await self.drain(member, name, by=by)
                 if done.shard.leader in ("", member):
-                    raise ShardConflict(f"{member} leads on, and nobody has taken over: {done.what}", member=member)
+                    raise ShardConflict(
+                        f"{member} still leads, and no other member has taken over: {done.what}", member=member
+                    )
             change = RecordChange(expel=member)
             before, after = await self._rewrite(name, lambda seen, is_again: changed_record(seen, change))
         except ShardConflict:
@@ -438,7 +440,7 @@ class Operations:
                 while (after := await self.shard(name)).leader in ("", member):
                     await asyncio.sleep(_PAUSE_SECONDS)
         if after.leader == member:
-            return Done(f"{member} leads on until a follower keeps up, and leads no more then", after)
+            return Done(f"{member} goes on leading until a follower has caught up, and stops leading then", after)
         return Done(f"{member} does not lead until dmq shard drain {member} --undo", after)
 
     async def _check_format(self, change: RecordChange) -> None:
@@ -624,7 +626,7 @@ class Operations:
         for entry in entries:
             if member in decode_content(ShardContent, entry.value, entry.path).members:
                 return name_of(entry.path)
-        raise UnknownEntry(f"no shard has a member {member!r}: dmq shard list shows those there are", member=member)
+        raise UnknownEntry(f"no shard has a member {member!r}: dmq shard list shows those that exist", member=member)
 
 
 def _nodes_of(entries: Iterable[Entry]) -> dict[str, NodeContent]:

@@ -298,15 +298,15 @@ def _findings(view: Overview, seen: Sighting) -> Iterator[Finding]:
     if seen.registry_down:
         yield Finding(
             Severity.PROBLEM,
-            "the registry does not answer: nobody can be elected, and no set changes; who is registered and in the set "
-            f"is what it said last ({seen.registry_down})",
-            "bring it back; the shard goes on as long as its members hear each other",
+            "the registry does not answer: nobody can be elected, and no in-sync set changes; what is shown of "
+            f"members is what it said last ({seen.registry_down})",
+            "bring it back; the shard goes on as long as its members reach each other",
         )
     if view.is_stale:
         yield Finding(
             Severity.PROBLEM,
             f"the registry is an old copy: it has revision {view.record.revision} of the record, and a member has seen "
-            f"{view.revision_seen}; nobody stands, and no set is changed",
+            f"{view.revision_seen}; no member stands for election, and no in-sync set changes",
             "bring the newest data of the registry back, or have it rebuilt by dmq cluster import --from-members",
         )
     yield from _with_leader(view, seen) if view.leader else _without_leader(view)
@@ -420,8 +420,8 @@ def _stalled_leader(view: Overview, leader: MemberView, seconds: float) -> Findi
         Severity.PROBLEM,
         f"what {leader.name} writes has not been committed for {seconds:.0f} s: sends wait for "
         f"{_names(missing) or _names(others) or 'other members'}",
-        "look at their logs and disks, and at the network between the members: who keeps up no more leaves the in-sync "
-        "set after 10 s, and a leader that hears nobody of it gives way after 20 s",
+        "look at their logs and disks, and at the network between the members: one that lags leaves the in-sync "
+        "set after 10 s, and a leader that reaches none of them gives way after 20 s",
     )
 
 
@@ -434,7 +434,7 @@ def _silent_leader(view: Overview, leader: MemberView, session_seconds: float) -
         return Finding(
             Severity.WARNING,
             f"the leader {leader.name} does not answer on its port for members{where}",
-            "check the network between the members: a leader that hears nobody in sync gives way after 20 s",
+            "check the network between the members: a leader that reaches no in-sync member gives way after 20 s",
         )
     heard = f"{_names(silent)} {'has' if len(silent) == 1 else 'have'} heard"
     since = min(0 if member.said is None else member.said.silent_ms for member in silent) / 1000

@@ -33,9 +33,9 @@ from dmq.registry.contents import (
     encode_content,
     hex_id,
 )
-from dmq.registry.registry import Create, Put
+from dmq.registry.registry import UNAVAILABLE, Create, Put
 from dmq.shard.place import Directory, MemberSettings, Place
-from dmq.shard.record.shard_view import UNAVAILABLE, ShardView
+from dmq.shard.record.shard_view import ShardView
 from dmq.storage.journal.journal import FOLDER, list_segments
 from dmq.storage.replica import Replica, join
 from dmq.storage.store import MessageStore

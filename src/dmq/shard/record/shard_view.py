@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-from dmq.errors import DMQError, RegistryConflict, RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat
+from dmq.errors import DMQError, RegistryConflict, RegistryDown, WriteUnknown, WrongFormat
 from dmq.event_log import EventLog
 from dmq.registry.contents import (
     ClusterContent,
@@ -24,17 +24,15 @@ from dmq.registry.contents import (
     hex_id,
 )
 from dmq.registry.paths import Paths, name_of
-from dmq.registry.registry import Entry, Operation, Put, Registry
+from dmq.registry.registry import UNAVAILABLE, Entry, Operation, Put, Registry
 from dmq.registry.watch import Watch
 
-__all__ = ["UNAVAILABLE", "ShardView"]
+__all__ = ["ShardView"]
 
 log = EventLog(__name__)
 
 C = TypeVar("C", bound=Content)
 
-# A registry that cannot be used now; what was asked of it is to be asked again later.
-UNAVAILABLE: Final = (RegistryDown, SessionExpired, UnknownEntry, WriteUnknown, WrongFormat)
 _AGAIN_SECONDS: Final = 0.5
 _LEAVE_SECONDS: Final = 5.0  # of these, a hand-over may need three before it writes
 _LAST_WORD_SECONDS: Final = 2.0  # for one read or write of a member that leaves; the next is not tried after that
@@ -314,7 +312,7 @@ def _gone(before: Content | None, now: Content | None, path: str) -> str:
     if before is None or now is not None:
         return ""
     return (
-        f"{path} is gone from the registry, and somebody must have deleted it: members that hear each other go on, and "
+        f"{path} is gone from the registry, somebody must have deleted it: members that reach each other go on, and "
         "nobody can be elected; put it back with 'dmq cluster import --from-members', or from an export"
     )
 

@@ -36,12 +36,11 @@ from dmq.errors import (
 from dmq.event_log import EventLog
 from dmq.protocol.cluster.replication import Confirm, Follow, FollowReply, Handover
 from dmq.registry.contents import LeaderContent, ShardState, encode_content, hex_id
-from dmq.registry.registry import NO_DEADLINE, Check, Create, Delete, Operation, Put
+from dmq.registry.registry import NO_DEADLINE, UNAVAILABLE, Check, Create, Delete, Operation, Put
 from dmq.shard.feed import Feed, Reading
 from dmq.shard.in_sync import InSyncSet
 from dmq.shard.leader import Leader
 from dmq.shard.peers import Seat
-from dmq.shard.record.shard_view import UNAVAILABLE
 from dmq.shard.repair.answer import CommittedJournal
 from dmq.shard.repair.mender import Mended
 from dmq.shard.roles.candidacy import Victory
@@ -495,7 +494,7 @@ class Term:
         if not self._view.is_down and self._leader.is_deaf(now, self._registered_long(now)):
             await self._try(self._view.refresh)  # who was not let run does not know yet who leads now
             if self._look() and not self._view.is_down:
-                self.cease("it hears no in-sync member, though one is registered: is the replication port blocked?")
+                self.cease("no in-sync member answers it, though one is registered: is the replication port blocked?")
             return
         if not is_known:
             if self._view.leader_entry is None:

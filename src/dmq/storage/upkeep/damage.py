@@ -10,13 +10,12 @@ to the epoch that the journal has there; nothing is written beyond the range.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from dmq.errors import DMQError, RecordCorrupt, StorageError
+from dmq.errors import DMQError, RecordCorrupt
 from dmq.event_log import EventLog
-from dmq.storage.files import Buffer, Files, read_readable
+from dmq.storage.files import Buffer, read_readable, write_whole
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import FOLDER, Journal, Segment, segment_path
 from dmq.storage.journal.unit import SNAPSHOT, is_intact, read_header
@@ -60,7 +59,7 @@ class Mending:
         files.mkdir(SALVAGE)
         files.sync_dir("")
         if self.segment is None:
-            _write_file(files, _NEW_SEGMENT, self.raw)
+            write_whole(files, _NEW_SEGMENT, self.raw)
             return
         file = files.open(self.segment.path, write=True)
         try:
@@ -88,22 +87,8 @@ class Mending:
         number = 0
         while self._files.exists(path := f"{SALVAGE}/{self.start:020d}-{number}.damaged"):
             number += 1
-        _write_file(self._files, path, damaged)
+        write_whole(self._files, path, damaged)
         self._files.sync_dir(SALVAGE)
-
-
-def _write_file(files: Files, path: str, raw: Buffer) -> None:
-    file = files.open(path, create=True, write=True)
-    try:
-        file.truncate(0)
-        file.write(0, (raw,))
-        file.sync()
-    except StorageError:
-        with contextlib.suppress(StorageError):
-            files.unlink(path)  # a part of it would look like all of it
-        raise
-    finally:
-        file.close()
 
 
 def _opens_segment(raw: Buffer) -> bool:

@@ -10,12 +10,11 @@ because the part not known to be durable is written again before it is flushed.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from dmq.errors import StorageError
-from dmq.storage.files import Files, read_readable
+from dmq.storage.files import Files, read_readable, write_whole
 from dmq.storage.journal.journal import FOLDER, Journal, Segment
 from dmq.storage.journal.scanner import Scanner
 from dmq.storage.journal.unit import SNAPSHOT, Header, Unit
@@ -289,16 +288,7 @@ def _salvage(files: Files, segment: Segment, keep: int, recovered: Recovered) ->
         number += 1
     path = f"{name}-{number}.cut"
     recovered.salvaged.append(files.describe(path))
-    target = files.open(path, create=True, write=True)
-    try:
-        target.write(0, (data,))
-        target.sync()
-    except StorageError:
-        with contextlib.suppress(StorageError):
-            files.unlink(path)  # a part of it would look like all of it
-        raise
-    finally:
-        target.close()
+    write_whole(files, path, data)
     files.sync_dir(SALVAGE)
     return len(data)
 

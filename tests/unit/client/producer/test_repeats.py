@@ -163,7 +163,7 @@ def test_an_id_is_for_one_message() -> None:
     with pytest.raises(InvalidMessage, match="another message"):
         rig.core.outcomes.find("bills", Message(b"x"), "n")
     for wrong in ("", "x" * 256, 7):
-        with pytest.raises(InvalidMessage, match="id is a text"):
+        with pytest.raises(InvalidMessage, match="id is text"):
             parse_id(wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidMessage, match="beside it"):
         own_message(Message(Message(b"x"), key="k"))

@@ -287,7 +287,7 @@ def test_a_shard_is_made_before_its_members_and_its_number_is_given_once() -> No
         done = await visitor.create("s", replicas=2, min_in_sync=1, by="me")
         assert (done.shard.record.number, done.shard.members) == (2, [])
         assert done.shard.findings[0].what == "the shard has no members"
-        with pytest.raises(ShardConflict, match="there is a shard 's' already"):
+        with pytest.raises(ShardConflict, match="shard 's' exists already"):
             await visitor.create("s", replicas=3, min_in_sync=2, by="me")
         with pytest.raises(InvalidSettings, match="above replicas"):
             await visitor.create("t", replicas=1, min_in_sync=2, by="me")
