@@ -24,7 +24,8 @@ cdef extern from "checksum.h":
     const char *DMQ_SOURCES
     void dmq_checksum_begin()
     uint32_t dmq_crc32c(const uint8_t *at, size_t size, uint32_t crc)
-    uint32_t dmq_crc32c_plain(const uint8_t *at, size_t size, uint32_t crc)
+    void dmq_crc32c_three(const uint8_t **at, size_t size, uint32_t *crc)
+    void dmq_crc32c_three_plain(const uint8_t **at, size_t size, uint32_t *crc)
     uint32_t dmq_crc32(const uint8_t *at, size_t size)
     uint16_t dmq_get16(const uint8_t *at)
     uint32_t dmq_get32(const uint8_t *at)

@@ -11,6 +11,9 @@ cdef enum:
 
 cdef extern from "Python.h":
     bint PyUnicode_CheckExact(object)
+    bint PyUnicode_IS_COMPACT_ASCII(object)
+    void *PyUnicode_DATA(object)
+    Py_ssize_t PyUnicode_GET_LENGTH(object)
     const char *PyUnicode_AsUTF8AndSize(object, Py_ssize_t *size) except NULL
 
 
@@ -38,11 +41,33 @@ cdef bint _read_key(object key, Text *text) noexcept:
         return True
     if not PyUnicode_CheckExact(key):
         return False
+    if PyUnicode_IS_COMPACT_ASCII(key):  # as nearly all are: where its characters are, is its UTF-8
+        text.at = <const uint8_t *>PyUnicode_DATA(key)
+        text.size = PyUnicode_GET_LENGTH(key)
+        return True
     try:
         text.at = <const uint8_t *>PyUnicode_AsUTF8AndSize(key, &text.size)
     except Exception:  # a lone surrogate
         return False
     return text.at != NULL
+
+
+cdef void _body_crcs(list bodies, Py_ssize_t first, uint32_t *crcs) noexcept:
+    """The checksums of three bodies, from one on, or of as many as there are; all of them are bytes."""
+    cdef Place[3] at
+    cdef Py_ssize_t[3] sizes
+    cdef Py_ssize_t count = min(3, PyList_GET_SIZE(bodies) - first), way, common
+    for way in range(count):
+        at[way] = <const uint8_t *>PyBytes_AS_STRING(<object>PyList_GET_ITEM(bodies, first + way))
+        sizes[way] = PyBytes_GET_SIZE(<object>PyList_GET_ITEM(bodies, first + way))
+        crcs[way] = 0
+    common = 0
+    if count == 3:
+        common = min(sizes[0], sizes[1], sizes[2])
+        dmq_crc32c_three(at, common, crcs)
+    for way in range(count):
+        if sizes[way] > common:
+            crcs[way] = dmq_crc32c(at[way] + common, sizes[way] - common, crcs[way])
 
 
 def assemble_alike(list bodies not None, list keys not None, bytes head not None, bytes tail not None, list runs not None):
@@ -61,7 +86,8 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
     cdef const uint8_t *shared = <const uint8_t *>PyBytes_AS_STRING(tail)
     cdef const uint8_t *front = <const uint8_t *>PyBytes_AS_STRING(head)
     cdef uint64_t total = 0, key_hash
-    cdef uint32_t seed, crc, length
+    cdef uint32_t seed, length
+    cdef uint32_t[3] crcs
     cdef Text key
     cdef int part
     cdef Py_ssize_t run = 0, stop = 0
@@ -111,7 +137,8 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
         body = <object>PyList_GET_ITEM(bodies, index)
         _read_key(<object>PyList_GET_ITEM(keys, index), &key)
         body_size = PyBytes_GET_SIZE(body)
-        crc = dmq_crc32c(<const uint8_t *>PyBytes_AS_STRING(body), body_size, 0)
+        if index % 3 == 0:
+            _body_crcs(bodies, index, crcs)
         while index >= stop and _read_run(runs, run, &stop, &block):
             run += 1
         memcpy(at + 4, front, HEAD_BYTES)
@@ -153,7 +180,7 @@ def assemble_alike(list bodies not None, list keys not None, bytes head not None
             sent_hash_at += 8
         dmq_put32(at, length)
         dmq_put32(at + CRC_AT, dmq_crc32c(names_at + names_size, rest - names_size, seed))
-        dmq_put32(at + CRC_AT + 4, crc)
+        dmq_put32(at + CRC_AT + 4, crcs[index % 3])
         dmq_put32(at + BODY_SIZE_AT, body_size)
         length_at[0] = length
         length_at += 1
@@ -167,7 +194,8 @@ def sizes_of(list bodies not None):
     """The sizes of the smallest and the largest of some bodies, and of all together; see `dmq.records.encoder`."""
     cdef Py_ssize_t smallest = 0, largest = 0, total = 0, size, index
     for index in range(PyList_GET_SIZE(bodies)):
-        size = len(<object>PyList_GET_ITEM(bodies, index))
+        body = <object>PyList_GET_ITEM(bodies, index)
+        size = PyBytes_GET_SIZE(body) if PyBytes_CheckExact(body) else len(body)
         if not index or size < smallest:
             smallest = size
         if size > largest:
@@ -180,10 +208,14 @@ def plain_crcs_of(list bodies not None):
     """CRC-32C as where the processor has no instruction for it, and CRC-32; for a test."""
     cdef list found = []
     cdef bytes body
-    cdef const uint8_t *at
+    cdef Place[3] at
+    cdef uint32_t[3] crcs
+    cdef int way
     for body in bodies:
-        at = <const uint8_t *>PyBytes_AS_STRING(body)
-        found.append((dmq_crc32c_plain(at, PyBytes_GET_SIZE(body), 0), dmq_crc32(at, PyBytes_GET_SIZE(body))))
+        for way in range(3):
+            at[way], crcs[way] = <const uint8_t *>PyBytes_AS_STRING(body), 0
+        dmq_crc32c_three_plain(at, PyBytes_GET_SIZE(body), crcs)
+        found.append((crcs[0] if crcs[0] == crcs[1] == crcs[2] else 0, dmq_crc32(at[0], PyBytes_GET_SIZE(body))))
     return found
 
 

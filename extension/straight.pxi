@@ -8,6 +8,8 @@ cdef enum:
     KEYED_BYTES = 12  # the index and the hash of a key
     ADDRESS_BYTES = 16
 
+UNIT_MAGIC_BYTES = b"DMQU"
+
 
 def lone_bytes(list lones not None, list rows not None, head, uint16_t version):
     """Lay messages out as one unit, stamp its records, and checksum it.
@@ -17,8 +19,7 @@ def lone_bytes(list lones not None, list rows not None, head, uint16_t version):
         rows: their rows in the batch table.
         head: a `dmq.storage.journal.unit_writer.UnitHead`.
 
-    Returns the bytes, their checksum, and as lists: where each record will stand in the journal, the records' sizes, which
-    have a key, the keys' hashes, and the tag hashes.
+    Returns the bytes, the fields of their header, their columns, and the tag hashes: see `dmq.storage.journal.unit`.
     """
     flags, epoch, start, stored, flushed, journal_id, server = head
     cdef uint64_t journal_offset = start, stored_at_ms = stored, sent_at_ms, received_at_ms, queue_offset, key_hash
@@ -117,4 +118,7 @@ def lone_bytes(list lones not None, list rows not None, head, uint16_t version):
         record += size
     cdef uint32_t crc = dmq_crc32c(unit + UNIT_CRC_FROM, total - UNIT_CRC_FROM, 0)
     dmq_put32(unit + UNIT_CRC_AT, crc)
-    return buffer, crc, offsets, sizes, indexes, hashes, tags
+    fields = (
+        UNIT_MAGIC_BYTES, crc, version, flags, epoch, start, total, count, count, keyed, 0, 0, stored, flushed, journal_id
+    )
+    return buffer, fields, (offsets, sizes, indexes, hashes, []), tags

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dmq.errors import DirectoryInUse, DiskFull, NoPermission, StorageError, TooManyFiles
-from dmq.storage.files import Files, OsFiles, storage_error
+from dmq.storage.files import Buffer, Files, OsFiles, storage_error
 from dmq.testing import MemoryFiles
 from tests.patience import eventually
 
@@ -499,3 +499,21 @@ def test_os_files_raise_their_errors_through_the_mapping(tmp_path: Path) -> None
     with pytest.raises(DiskFull):
         full.write(0, [b"x", b"y"])
     full.close()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bytearray", "view", "numbers"])
+def test_what_the_system_takes_in_two_pieces_is_written_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As many bytes as the buffer has items, so that counting the wrong ones would look like all of it."""
+    numbers = array("I", range(100))
+    plain = numbers.tobytes()
+    views: dict[str, Buffer] = {"view": memoryview(plain), "numbers": memoryview(numbers)}
+    buffers: dict[str, Buffer] = {"bytes": plain, "bytearray": bytearray(plain), **views}
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, memoryview(data).cast("B")[:100], at))
+    file = OsFiles(tmp_path).open("a", create=True, write=True)
+    file.write(5, [buffers[kind]])
+    monkeypatch.undo()
+    assert file.read(5, 1000) == plain
+    file.close()

@@ -272,7 +272,7 @@ class Chunks:
     def take(self, parser: FrameParser, size: int = CHUNK_BYTES) -> memoryview:
         """A chunk for a parser that has none, or a buffer of another size, which is its own."""
         taker, self._taker = self._taker, parser
-        unused = None if taker is None else taker.take_unused()
+        unused = None if taker is None or taker is parser else taker.take_unused()
         if size != CHUNK_BYTES:
             self._spare = self._spare if unused is None else unused
             return np.empty(size, np.uint8).data

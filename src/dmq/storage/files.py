@@ -283,13 +283,14 @@ class OsFile:
 
     def write(self, position: int, buffers: Sequence[Buffer]) -> None:
         try:  # written out, since a context manager would cost as much as the call
-            if len(buffers) == 1 and isinstance(data := buffers[0], (bytes, bytearray)):
+            if len(buffers) == 1:
+                data = buffers[0]
                 done = os.pwrite(self._fd, data, position)
-                if done == len(data):
+                # A view of numbers counts items, not bytes.
+                if done == (data.nbytes if type(data) is memoryview else len(data)):
                     return
-                buffers = [memoryview(data)[done:]]
+                buffers = [memoryview(data).cast("B")[done:]]
                 position += done
-            # A view of numbers counts items, not bytes.
             self._write_rest(position, [memoryview(b).cast("B") for b in buffers if len(b)])
         except OSError as error:
             raise storage_error(error, "write", self._path) from error

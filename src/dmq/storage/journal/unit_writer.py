@@ -260,7 +260,9 @@ class Writer:
         head = (
             CHECKED, builder.epoch, journal.end, stored_at_ms, visibility.flushed, journal.id, builder.server
         )  # fmt: skip
-        unit = lay_out(lones, self.derived.state, self._drafter.assigned, _new(UnitHead, head))
+        state, assigned = self.derived.state, self._drafter.assigned
+        rows = [_place_one(lones[0], state, assigned)] if len(lones) == 1 else _place(lones, state, assigned)
+        unit = _lay_out(lones, rows, _new(UnitHead, head))
         size = unit.header.length
         if self._tail_in_use and journal.segments[-1].size + size > self._settings.segment_bytes:
             raise Unusual("segment")
@@ -555,30 +557,10 @@ _unpack_sent: Final = SENT.unpack_from
 _pack_stamp: Final = STAMPED.pack_into
 
 
-def lay_out(lones: list[Lone], state: State, assigned: dict[int, int], head: UnitHead) -> Unit:
-    """Give each message its place, and lay all of them out as one unit.
-
-    Parameters:
-        assigned: the next offsets of queues whose last units are not applied yet.
-
-    Raises:
-        Unusual: a message is not new, or has no queue.
-        StaleEpoch, SequenceConflict: a message cannot be taken. The general way says so to its producer alone.
-    """
-    rows = [_place_one(lones[0], state, assigned)] if len(lones) == 1 else _place(lones, state, assigned)
-    return _lay_out(lones, rows, head)
-
-
 def lay_out_compiled(loop: Callable[..., Any], lones: list[Lone], rows: list[Row], head: UnitHead) -> Unit:
     """The unit by the compiled loop."""
-    buffer, crc, offsets, sizes, indexes, hashes, tags = loop(lones, rows, head, UNIT_VERSION)
-    flags, epoch, start, stored_at_ms, flushed_through, journal_id, _ = head
-    count = len(lones)
-    header = _new(Header, (
-        UNIT_MAGIC, crc, UNIT_VERSION, flags, epoch, start, len(buffer), count, count, len(hashes), 0, 0,
-        stored_at_ms, flushed_through, journal_id,
-    ))  # fmt: skip
-    return Unit(header, buffer, rows, (offsets, sizes, indexes, hashes, []), tags=tags)
+    buffer, fields, columns, tags = loop(lones, rows, head, UNIT_VERSION)
+    return Unit(_new(Header, fields), buffer, rows, columns, tags=tags)
 
 
 def lay_out_plain(lones: list[Lone], rows: list[Row], head: UnitHead) -> Unit:
@@ -632,7 +614,15 @@ _lay_out: Final = lay_out_plain if _lone_bytes is None else partial(lay_out_comp
 
 
 def _place_one(lone: Lone, state: State, assigned: dict[int, int]) -> Row:
-    """The row of a message, with its place in its queue."""
+    """The row of a message, with its place in its queue.
+
+    Parameters:
+        assigned: the next offsets of queues whose last units are not applied yet.
+
+    Raises:
+        Unusual: it is not new, or has no queue.
+        StaleEpoch, SequenceConflict: it cannot be taken. The general way says so to its producer alone.
+    """
     name, queue, _, _, producer_id, epoch, sequence, _, sender = lone
     topic: Any = state.topics.get(name)
     if topic is None or queue >= topic.config.queues:
