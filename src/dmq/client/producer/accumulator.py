@@ -326,6 +326,7 @@ class Accumulator:
         self.bytes = 0
         self.messages = 0
         self.waiters: deque[Wakeable] = deque()  # for room in the window
+        self.gatherer: Any = None  # the compiled loop that has the room of a batch, see `dmq.client.producer.core`
 
     # --- the window -------------------------------------------------------------------------------------------------
 
@@ -437,6 +438,8 @@ class Accumulator:
 
     def _return_room(self, batch: SendBatch) -> None:
         """Give back what a batch has not used of its room, and put what has used it with the others."""
+        if self.gatherer is not None and self.gatherer.batch is batch:
+            self.gatherer.close()
         # No call among these three, so that an exception of a signal's handler finds all of them done, or none.
         batch.bodies += batch.pairs[::2]  # type: ignore[arg-type]
         batch.keys += batch.pairs[1::2]  # type: ignore[arg-type]
@@ -572,9 +575,9 @@ class Accumulator:
         batch, lane.gathering = lane.gathering, None
         if batch is not None:
             batch.is_sealed = True
-            lane.is_crowded = batch.count >= CROWD_MIN
             if batch.reserved_messages:
                 self._return_room(batch)
+            lane.is_crowded = batch.count >= CROWD_MIN
         return batch
 
     def add(self, batch: SendBatch) -> None:
