@@ -53,11 +53,13 @@ class Wire:
         sock.settimeout(None)
         self.sock: Final = sock
         self._send, self._receive = calls_of(sock)
+        self.descriptor: Final = sock.fileno()
         self._writing = threading.Lock()
+        self.is_writing: Final = self._writing.locked
         self._out: deque[memoryview] = deque()
         self.out_bytes = 0
         """What is kept unsent."""
-        self._is_disposed = False
+        self.is_disposed = False
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
@@ -75,7 +77,7 @@ class Wire:
             size: of all buffers together.
         """
         with self._writing:
-            if self._is_disposed:
+            if self.is_disposed:
                 return True  # who closed it has told everybody
             if self._out:
                 self._keep(buffers, 0)
@@ -105,6 +107,10 @@ class Wire:
             sent = 0
             self._out.append(rest)
             self.out_bytes += len(rest)
+
+    def keep_rest(self, frame: bytes, sent: int) -> None:
+        """Keep what the socket did not take of a frame. Only for who had it sent, with nothing kept before it."""
+        self._keep((frame,), sent)
 
     def flush(self) -> OSError | None:
         """Send what was kept, as far as the socket takes it; the error if it is broken. Only for the reader."""
@@ -172,7 +178,7 @@ class Wire:
     def wake(self) -> None:
         """Have the thread that polls look again."""
         with self._writing:
-            if not self._is_disposed:
+            if not self.is_disposed:
                 try:
                     os.write(self._wake_out, b"\0")
                 except BlockingIOError:
@@ -196,14 +202,14 @@ class Wire:
     def dispose(self) -> None:
         """Close the descriptors. Nobody may poll any more."""
         with self._writing:
-            self._is_disposed = True
+            self.is_disposed = True
             self._out.clear()
             self.out_bytes = 0
             self._close()
 
     def abandon(self) -> None:
         """Close the descriptors of a forked child, where any lock may be held for ever."""
-        self._is_disposed = True
+        self.is_disposed = True
         self._close()
 
     def _close(self) -> None:
