@@ -20,12 +20,15 @@ def quick_find(general, any_place, tuple seconds not None, tuple sizes not None)
         cdef double now, fetched_at
         cdef Py_ssize_t limit
         groove = self._grooves.get((topic, durability))
-        if groove is None or not self._is_single or not _is_plain(<PyObject *>message):
+        if groove is None or not self._is_single:
             return general(self, topic, message, durability, deadline)
         lane = groove[0]
+        if lane.under_way or lane.gathering is not None:  # as among many threads
+            self.left += 1
+            return None
         limit = self._sender.body_bytes_max
         if (
-            lane.under_way or lane.gathering is not None or lane.ready or lane.is_held
+            lane.ready or lane.is_held or not _is_plain(<PyObject *>message)
             or _plain_size(message, min(limit, body_max), key_max) < 0
         ):
             return general(self, topic, message, durability, deadline)

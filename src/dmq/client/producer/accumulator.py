@@ -332,9 +332,8 @@ class Accumulator:
 
     def has_room(self, size: int, count: int) -> bool:
         """Whether so much more fits into the window."""
-        if self.bytes + size <= self.window_bytes and self.messages + count <= self._window_messages:
-            return True
-        return self.messages == 0
+        fits = self.bytes + size <= self.window_bytes and self.messages + count <= self._window_messages
+        return fits or self.messages == 0
 
     def why_full(self) -> str:
         """Why there is no room, and what to do, for a user."""
