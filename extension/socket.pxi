@@ -4,7 +4,7 @@
 # hundred bytes to the kernel then waits until that one lets go in its turn: longer than the call takes.
 
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
-from libc.errno cimport EAGAIN, EINTR, errno
+from libc.errno cimport EINTR, errno
 
 cdef extern from "<sys/socket.h>" nogil:
     int MSG_DONTWAIT
@@ -48,15 +48,17 @@ def ask_now(wire, frame):
     cdef int descriptor = wire.descriptor
     cdef char[ANSWER_ROOM] room
     cdef Py_ssize_t size
-    if not PyBytes_CheckExact(frame) or wire.is_writing() or wire.out_bytes or wire.is_disposed:
+    if not PyBytes_CheckExact(frame) or wire.out_bytes or wire.is_disposed or not wire.writing.acquire(False):
         return None
-    # Nobody writes before this call returns: the interpreter's lock is kept.
-    size = send(descriptor, PyBytes_AS_STRING(frame), PyBytes_GET_SIZE(frame), MSG_DONTWAIT | MSG_NOSIGNAL)
+    try:
+        size = send(descriptor, PyBytes_AS_STRING(frame), PyBytes_GET_SIZE(frame), MSG_DONTWAIT | MSG_NOSIGNAL)
+        if 0 <= size < PyBytes_GET_SIZE(frame):
+            wire.keep_rest(frame, size)
+            raise BlockingIOError
+    finally:
+        wire.writing.release()
     if size < 0:
         return None
-    if size < PyBytes_GET_SIZE(frame):
-        wire.keep_rest(frame, size)
-        raise BlockingIOError
     while True:
         with nogil:
             size = recv(descriptor, room, ANSWER_ROOM, 0)

@@ -216,7 +216,7 @@ def test_what_comes_after_a_frame_is_its_answer(wire: tuple[Wire, socket.socket]
 def test_nothing_is_sent_while_others_write_or_have_something_kept(wire: tuple[Wire, socket.socket]) -> None:
     mine, peer = wire
     assert speed.ask_now(mine, bytearray(b"frame")) is None
-    with mine._writing:
+    with mine.writing:
         assert speed.ask_now(mine, b"frame") is None
     mine.keep_rest(b"kept", 1)
     assert speed.ask_now(mine, b"frame") is None

@@ -54,8 +54,7 @@ class Wire:
         self.sock: Final = sock
         self._send, self._receive = calls_of(sock)
         self.descriptor: Final = sock.fileno()
-        self._writing = threading.Lock()
-        self.is_writing: Final = self._writing.locked
+        self.writing: Final = threading.Lock()
         self._out: deque[memoryview] = deque()
         self.out_bytes = 0
         """What is kept unsent."""
@@ -76,7 +75,7 @@ class Wire:
         Parameters:
             size: of all buffers together.
         """
-        with self._writing:
+        with self.writing:
             if self.is_disposed:
                 return True  # who closed it has told everybody
             if self._out:
@@ -109,12 +108,12 @@ class Wire:
             self.out_bytes += len(rest)
 
     def keep_rest(self, frame: bytes, sent: int) -> None:
-        """Keep what the socket did not take of a frame. Only for who had it sent, with nothing kept before it."""
+        """Keep what the socket did not take of a frame. Only for who has `writing`, and nothing was kept before."""
         self._keep((frame,), sent)
 
     def flush(self) -> OSError | None:
         """Send what was kept, as far as the socket takes it; the error if it is broken. Only for the reader."""
-        with self._writing:
+        with self.writing:
             try:
                 while self._out:
                     pieces = [self._out[index] for index in range(min(len(self._out), _PIECES))]
@@ -177,7 +176,7 @@ class Wire:
 
     def wake(self) -> None:
         """Have the thread that polls look again."""
-        with self._writing:
+        with self.writing:
             if not self.is_disposed:
                 try:
                     os.write(self._wake_out, b"\0")
@@ -201,7 +200,7 @@ class Wire:
 
     def dispose(self) -> None:
         """Close the descriptors. Nobody may poll any more."""
-        with self._writing:
+        with self.writing:
             self.is_disposed = True
             self._out.clear()
             self.out_bytes = 0
