@@ -63,13 +63,17 @@ cdef inline bint _is_plain(PyObject *message) noexcept:
     )
 
 
-def simple_size(body, key, Py_ssize_t body_bytes_max, Py_ssize_t key_max):
-    """How large a body is; -1 if it is larger than that or not bytes, or the key is neither short ASCII text nor None."""
+cdef inline Py_ssize_t _simple_size(body, key, Py_ssize_t body_bytes_max, Py_ssize_t key_max) noexcept:
     if not PyBytes_CheckExact(body) or PyBytes_GET_SIZE(body) > body_bytes_max:
         return -1
     if key is not None and not (PyUnicode_CheckExact(key) and PyUnicode_IS_ASCII(key) and len(<str>key) <= key_max):
         return -1
     return PyBytes_GET_SIZE(body)
+
+
+def simple_size(body, key, Py_ssize_t body_bytes_max, Py_ssize_t key_max):
+    """How large a body is; -1 if it is larger than that or not bytes, or the key is neither short ASCII text nor None."""
+    return _simple_size(body, key, body_bytes_max, key_max)
 
 
 def plain_columns(list messages not None):

@@ -12,10 +12,21 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable
+from functools import update_wrapper
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-__all__ = ["ABSENCE", "IS_COMPILED", "choose", "described", "find", "is_declined", "remedy", "source_digest"]
+__all__ = [
+    "ABSENCE",
+    "IS_COMPILED",
+    "choose",
+    "described",
+    "find",
+    "is_declined",
+    "quickened",
+    "remedy",
+    "source_digest",
+]
 
 _T = TypeVar("_T", bound=Callable[..., Any])
 
@@ -63,6 +74,23 @@ def choose(plain: _T, name: str) -> _T:
 def find(name: str) -> Any:
     """The compiled function of this name where they are in use, else None: where the plain way has another shape."""
     return None if _speed is None else getattr(_speed, name)
+
+
+def quickened(name: str, *known: Any) -> Callable[[_T], _T]:
+    """Have the quick way of a function be compiled. The function stays the general way, for what that is not sure of.
+
+    Parameters:
+        name: of what makes the compiled function, given the general way and what is known.
+    """
+
+    def decorate(general: _T) -> _T:
+        if _speed is None:
+            return general
+        quick: _T = getattr(_speed, name)(general, *known)
+        update_wrapper(quick, general)
+        return quick
+
+    return decorate
 
 
 def described() -> str:

@@ -185,7 +185,9 @@ def blocking(
             except dmq.DMQError as error:
                 outcomes.append(error)
         producer.flush(30)
-        kept = left(producer._core.accumulator)
+        accumulator = producer._core.accumulator
+        eventually(lambda: not accumulator.charged)  # the thread that reads settles a batch after its end is told
+        kept = left(accumulator)
     return [told(outcome) for outcome in outcomes], [*peer.requests], kept
 
 

@@ -43,6 +43,7 @@ from dmq.client.connection.socket import OUT_BYTES_MAX, Wire, why
 from dmq.client.connection.threads import FOREVER, Trace, Waiter
 from dmq.client.connection.url import Address
 from dmq.clock import Clock
+from dmq.compiled import find
 from dmq.errors import DMQError, NotConnected, TimedOut
 from dmq.protocol import Buffer, Frame, Header
 from dmq.protocol.session import Hello
@@ -50,6 +51,8 @@ from dmq.protocol.session import Hello
 __all__ = ["Connection", "Turns"]
 
 T = TypeVar("T")
+
+_ask_now: Final = find("ask_now")
 
 
 class Connection(Peer["Connection"]):
@@ -219,7 +222,9 @@ class Connection(Peer["Connection"]):
 
         0 if another thread reads, or if a request has to be submitted.
         """
-        if not self.turns.take():
+        # As `Turns.take`, without the calls: each lone send comes through here.
+        lead_of, me = self.turns._lead_of, threading.get_ident()
+        if lead_of or self.is_closed or lead_of.setdefault(0, me) != me:
             return 0
         with self._state:
             correlation = self._session.claim()
@@ -229,7 +234,10 @@ class Connection(Peer["Connection"]):
 
     def leave(self) -> None:
         """Let another thread read."""
-        self.turns.leave()
+        turns = self.turns  # as `Turns.leave`, without the calls
+        del turns._lead_of[0]
+        if self.is_closed or turns._followers or turns.attention or self._wire.out_bytes:
+            turns._follow_up()
 
     def converse(self, frame: Buffer, *more: Buffer) -> bytes | None:
         """Send a whole frame, and read once: what came; None if nothing came for `LONE_SECONDS`, or it is closed.
@@ -237,17 +245,28 @@ class Connection(Peer["Connection"]):
         Nobody else hears of what came, unless it is heard. Output of others that the socket did not take waits until
         then.
         """
-        wire = self._wire
-        if not (
-            wire.write((frame, *more), len(frame) + sum(map(len, more))) if more else wire.write((frame,), len(frame))
-        ):
-            self.close(NotConnected(f"the connection to {self.address} broke while sending"))
-        if wire.out_bytes:
-            return None  # the frame is not whole on its way: it needs a thread that polls
-        data = self._take(wire.answer)
+        try:
+            data: bytes | None = None if more or _ask_now is None else _ask_now(self._wire, frame)
+        except OSError as error:
+            self._got_nothing(error)
+            return None
+        if data is None:
+            data = self._ask((frame, *more))
+        elif not data:
+            self._got_nothing()
+            return None
         if data is not None:
             self._session.note_exchange()
         return data
+
+    def _ask(self, buffers: Sequence[Buffer]) -> bytes | None:
+        """Send, and read once."""
+        wire = self._wire
+        if not wire.write(buffers, sum(map(len, buffers))):
+            self.close(NotConnected(f"the connection to {self.address} broke while sending"))
+        if wire.out_bytes:
+            return None  # the frame is not whole on its way: it needs a thread that polls
+        return self._take(wire.answer)
 
     def expect(self, correlation: int, on_answer: OnAnswer) -> Pending:
         """Have the answer to a request that was sent by `converse` handed over like any other.
@@ -352,15 +371,20 @@ class Connection(Peer["Connection"]):
         """What the socket gives; None if that is nothing. If it never will again, the connection is closed."""
         try:
             got = receive(*arguments)
-        except (BlockingIOError, InterruptedError):
-            return None
         except OSError as error:
-            self.close(NotConnected(f"the connection to {self.address} broke ({why(error)})"))
+            self._got_nothing(error)
             return None
         if not got:
-            self.close(NotConnected(f"the broker at {self.address} closed the connection"))
+            self._got_nothing()
             return None
         return got
+
+    def _got_nothing(self, error: OSError | None = None) -> None:
+        """The socket gave nothing, for this reason, or because it has ended."""
+        if error is None:
+            self.close(NotConnected(f"the broker at {self.address} closed the connection"))
+        elif not isinstance(error, BlockingIOError | InterruptedError):
+            self.close(NotConnected(f"the connection to {self.address} broke ({why(error)})"))
 
     def _read(self, data: bytes | None = None) -> None:
         """Take what is there off the wire, if it is not here already, and do what it asks."""
@@ -525,6 +549,10 @@ class Turns:
     def leave(self) -> None:
         """Lead no more, and let another one."""
         del self._lead_of[0]
+        self._follow_up()
+
+    def _follow_up(self) -> None:
+        """This thread leads no more: let another one."""
         self._on_left()
         if self._followers or self.attention or self._has_output():
             self._pass_on()

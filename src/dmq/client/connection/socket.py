@@ -53,11 +53,12 @@ class Wire:
         sock.settimeout(None)
         self.sock: Final = sock
         self._send, self._receive = calls_of(sock)
-        self._writing = threading.Lock()
+        self.descriptor: Final = sock.fileno()
+        self.writing: Final = threading.Lock()
         self._out: deque[memoryview] = deque()
         self.out_bytes = 0
         """What is kept unsent."""
-        self._is_disposed = False
+        self.is_disposed = False
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
@@ -74,8 +75,8 @@ class Wire:
         Parameters:
             size: of all buffers together.
         """
-        with self._writing:
-            if self._is_disposed:
+        with self.writing:
+            if self.is_disposed:
                 return True  # who closed it has told everybody
             if self._out:
                 self._keep(buffers, 0)
@@ -106,9 +107,13 @@ class Wire:
             self._out.append(rest)
             self.out_bytes += len(rest)
 
+    def keep_rest(self, frame: bytes, sent: int) -> None:
+        """Keep what the socket did not take of a frame. Only for who has `writing`, and nothing was kept before."""
+        self._keep((frame,), sent)
+
     def flush(self) -> OSError | None:
         """Send what was kept, as far as the socket takes it; the error if it is broken. Only for the reader."""
-        with self._writing:
+        with self.writing:
             try:
                 while self._out:
                     pieces = [self._out[index] for index in range(min(len(self._out), _PIECES))]
@@ -171,8 +176,8 @@ class Wire:
 
     def wake(self) -> None:
         """Have the thread that polls look again."""
-        with self._writing:
-            if not self._is_disposed:
+        with self.writing:
+            if not self.is_disposed:
                 try:
                     os.write(self._wake_out, b"\0")
                 except BlockingIOError:
@@ -195,15 +200,15 @@ class Wire:
 
     def dispose(self) -> None:
         """Close the descriptors. Nobody may poll any more."""
-        with self._writing:
-            self._is_disposed = True
+        with self.writing:
+            self.is_disposed = True
             self._out.clear()
             self.out_bytes = 0
             self._close()
 
     def abandon(self) -> None:
         """Close the descriptors of a forked child, where any lock may be held for ever."""
-        self._is_disposed = True
+        self.is_disposed = True
         self._close()
 
     def _close(self) -> None:

@@ -326,14 +326,14 @@ class Accumulator:
         self.bytes = 0
         self.messages = 0
         self.waiters: deque[Wakeable] = deque()  # for room in the window
+        self.gatherer: Any = None  # the compiled loop that has the room of a batch, see `dmq.client.producer.core`
 
     # --- the window -------------------------------------------------------------------------------------------------
 
     def has_room(self, size: int, count: int) -> bool:
         """Whether so much more fits into the window."""
-        if self.bytes + size <= self.window_bytes and self.messages + count <= self._window_messages:
-            return True
-        return self.messages == 0
+        fits = self.bytes + size <= self.window_bytes and self.messages + count <= self._window_messages
+        return fits or self.messages == 0
 
     def why_full(self) -> str:
         """Why there is no room, and what to do, for a user."""
@@ -437,6 +437,8 @@ class Accumulator:
 
     def _return_room(self, batch: SendBatch) -> None:
         """Give back what a batch has not used of its room, and put what has used it with the others."""
+        if self.gatherer is not None and self.gatherer.batch is batch:
+            self.gatherer.close()
         # No call among these three, so that an exception of a signal's handler finds all of them done, or none.
         batch.bodies += batch.pairs[::2]  # type: ignore[arg-type]
         batch.keys += batch.pairs[1::2]  # type: ignore[arg-type]
@@ -572,9 +574,9 @@ class Accumulator:
         batch, lane.gathering = lane.gathering, None
         if batch is not None:
             batch.is_sealed = True
-            lane.is_crowded = batch.count >= CROWD_MIN
             if batch.reserved_messages:
                 self._return_room(batch)
+            lane.is_crowded = batch.count >= CROWD_MIN
         return batch
 
     def add(self, batch: SendBatch) -> None:

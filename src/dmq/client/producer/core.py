@@ -33,7 +33,7 @@ from dmq.client.producer.retry_policy import RetryPolicy
 from dmq.client.producer.routes import Route, Routes, choose_queue
 from dmq.client.producer.sender import Sender
 from dmq.clock import Clock
-from dmq.compiled import choose
+from dmq.compiled import choose, find
 from dmq.errors import Busy, InvalidMessage, InvalidSettings
 from dmq.model import DEFAULT_PRIORITY, Durability, DurabilityName, Message, check_name
 from dmq.records import Compressor, is_plain
@@ -160,6 +160,7 @@ class Core:
         self.lock: Final = sender.lock
         self.outcomes: Final = UnknownOutcomes(options.window_bytes)
         self._links = links
+        self._gatherer = self.accumulator.gatherer = _make_gatherer(sender)
         self.begin_lone: Callable[..., SendBatch | None] | None = None
         """Sends a message of `send_async` that has nothing before it at once; None where that takes the general way."""
         self._plain: dict[tuple[str, str], Lane] = {}  # lanes of messages that ask for nothing special
@@ -274,6 +275,11 @@ class Core:
 
         None if it is not as simple as `is_simple` asks for, or the window is full: then `draft` and `put` decide.
         """
+        if self._gatherer is not None and (put := self._gatherer.take(topic, durability, body, key)) is not None:
+            batch, index = put
+            if on_delivery is not None and not batch.add_callback(partial(batch.tell, index, on_delivery)):
+                batch.tell(index, on_delivery)
+            return batch, index
         sender, is_worth_a_look, (last_topic, last_durability, lane) = self.sender, False, self._last
         if topic is not last_topic or durability is not last_durability:
             lane = self._plain.get((topic, durability))
@@ -303,6 +309,8 @@ class Core:
                 batch.is_attended, batch.deadline = True, None
                 index, is_worth_a_look = batch.count - 1, batch.is_worth_a_look
                 self.accumulator.reserve(batch)
+                if self._gatherer is not None and batch.room:
+                    self._gatherer.open(topic, durability, batch, sender.body_bytes_max)
         if on_delivery is not None and not batch.add_callback(partial(batch.tell, index, on_delivery)):
             batch.tell(index, on_delivery)
         if is_worth_a_look:
@@ -505,6 +513,12 @@ def simple_size_plain(body: object, key: object, body_bytes_max: int, key_max: i
 
 
 simple_size: Final = choose(simple_size_plain, "simple_size")
+_Gatherer: Final = find("Gatherer")
+
+
+def _make_gatherer(sender: Sender) -> Any:
+    """What puts plain messages into a batch by compiled code; None where there is none."""
+    return None if _Gatherer is None else _Gatherer(sender.lock.locked, TEXT_MAX, MESSAGE_BYTES)
 
 
 def _cut(sizes: list[int], limit: int) -> tuple[int, int]:

@@ -156,14 +156,18 @@ class BatchEncoder:
         app: who sends.
         clock: for the send times.
         compressor: compresses bodies where it pays; None leaves all as they are.
+
+    Attributes:
+        whole_up_to: so large a body may be that is not worth compressing by itself.
+        shapes: of plain messages, by topic and size of the key, -1 without one.
     """
 
     def __init__(self, app: str, clock: Clock, compressor: Compressor | None) -> None:
         self._app = app
         self._clock = clock
         self._compressor = compressor
-        self._whole_up_to = sys.maxsize if compressor is None else compressor.whole_up_to
-        self._shapes: dict[tuple[str, int], Shape] = {}  # of plain messages, by topic and size of the key
+        self.whole_up_to: Final = sys.maxsize if compressor is None else compressor.whole_up_to
+        self.shapes: Final[dict[tuple[str, int], Shape]] = {}
         self._encoding = threading.Lock()  # a compressor serves one thread at a time
         # The C library gives large blocks back to the system when they are freed, and asks anew for each batch, which
         # then costs a fault for each of its pages: a quarter of all. It keeps blocks up to the size of the largest that
@@ -226,18 +230,18 @@ class BatchEncoder:
             InvalidMessage: it cannot be sent.
         """
         if (
-            len(message.body) > self._whole_up_to or message.tag is not None or message.business_id is not None
+            len(message.body) > self.whole_up_to or message.tag is not None or message.business_id is not None
             or message.properties is not None or message.priority is not DEFAULT_PRIORITY or message.ordered
         ):  # fmt: skip
             return None
         raw_key = None if message.key is None else utf8("key", message.key)
         key_size = -1 if raw_key is None else len(raw_key)
-        return self._shapes.get((topic, key_size)) or self._plain_shape(topic, key_size), raw_key
+        return self.shapes.get((topic, key_size)) or self._plain_shape(topic, key_size), raw_key
 
     def _plain_shape(self, topic: str, key_size: int) -> Shape:
-        if len(self._shapes) >= _SHAPES_MAX:
-            self._shapes.clear()
-        shape = self._shapes[topic, key_size] = plain_shape(topic, self._app, key_size)
+        if len(self.shapes) >= _SHAPES_MAX:
+            self.shapes.clear()
+        shape = self.shapes[topic, key_size] = plain_shape(topic, self._app, key_size)
         return shape
 
     def _encode_special(self, topic: str, message: Message) -> tuple[bytes, int]:

@@ -23,6 +23,7 @@ from dmq.client.connection.threads import FOREVER
 from dmq.client.producer.accumulator import MESSAGE_BYTES, SendBatch
 from dmq.client.producer.encoder import encode_body
 from dmq.client.producer.outcome import Outcome
+from dmq.compiled import quickened
 from dmq.errors import ConsumeTimeout, DMQError, InvalidMessage, OutOfRetries, SequenceConflict, TimedOut
 from dmq.event_log import EventLog
 from dmq.model import Message, MessageId, Receipt
@@ -56,6 +57,7 @@ class SendFuture(msgspec.Struct, eq=False, gc=False):
         """Whether the outcome is known."""
         return self._outcome.is_done
 
+    @quickened("quick_result", Receipt, MessageId)
     def result(self, timeout: float | None = None) -> Receipt:
         """The receipt, once it is there.
 

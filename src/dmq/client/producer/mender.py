@@ -90,6 +90,11 @@ class Mender:
         No other thread is at work here, since all are under the producer's lock.
         """
         accumulator = self._accumulator
+        if accumulator.gatherer is not None:
+            accumulator.gatherer.close()
+        for batch in accumulator.unsettled_batches:
+            if batch.reserved_messages:
+                self._mend_columns(batch)
         for lane in accumulator.lanes():
             self._mend_lane(lane)
             waiting = [*lane.ready] if lane.gathering is None else [*lane.ready, lane.gathering]
@@ -113,7 +118,7 @@ class Mender:
         accumulator.messages = sum(batch.reserved_messages or batch.count for batch in accumulator.charged) + len(lones)
 
     def _mend_lane(self, lane: Lane) -> None:
-        """Have the batch that gathers be whole: a message of which not all is there is not there."""
+        """Have the batch that gathers be whole, and be there only if it has messages."""
         batch, accumulator = lane.gathering, self._accumulator
         if batch is None:
             return
@@ -124,6 +129,11 @@ class Mender:
                 accumulator.charged.pop(batch, None)
             elif batch not in lane.ready:
                 lane.ready.append(batch)
+        self._mend_columns(batch)
+
+    @staticmethod
+    def _mend_columns(batch: SendBatch) -> None:
+        """Have a batch that is not encoded be whole: a message of which not all is there is not there."""
         pairs: list[Any] = batch.pairs
         batch.bodies, batch.keys, batch.pairs = [*batch.bodies, *pairs[::2]], [*batch.keys, *pairs[1::2]], []
         batch.room = batch.reserved_messages = 0

@@ -33,6 +33,7 @@ from dmq.client.producer.sender import Sender
 from dmq.client.producer.straight_path import StraightPath
 from dmq.client.producer.transaction import Transaction
 from dmq.client.producer.transaction_core import HalfOptions, Transactions, roll_back_late
+from dmq.compiled import quickened
 from dmq.errors import DMQError, InvalidSettings, NotConnected, TimedOut
 from dmq.event_log import EventLog
 from dmq.model import DEFAULT_PRIORITY, Body, DurabilityName, Message, MessageId, Receipt, check_target
@@ -70,9 +71,11 @@ class Producer:
         self._on_close = on_close
         self._transactions = transactions
         self._options = core.options
+        self._timeout = core.options.timeout
         self._routes = core.routes
         self._clock = core.clock
         self._sender: Sender = core.sender
+        self._gatherer = core.accumulator.gatherer
         self._spooling = core.spooling
         self.straight: Final = StraightPath(core, router)
         self._is_straight = core.options.straight and core.spooling is None
@@ -129,7 +132,8 @@ class Producer:
                 again, or give `detail["id"]` as `id`, and it is stored once.
         """
         try:
-            deadline = self._deadline(timeout)
+            own = self._timeout if timeout is None else None
+            deadline = self._deadline(timeout) if own is None else time.monotonic() + own  # without the call
             message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
             if id is not None or type(body) is Message:
                 options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
@@ -205,6 +209,7 @@ class Producer:
         except DMQError as error:
             raise self._core.outcomes.failed(error, sent) from None
 
+    @quickened("quick_send_async", SendFuture, DEFAULT_PRIORITY)
     def send_async(
         self,
         topic: str,
@@ -656,6 +661,7 @@ class _RouterWatcher:
 
     def __init__(self, core: Core, transactions: Transactions | None) -> None:
         self._sender: Sender = core.sender
+        self._gatherer = core.accumulator.gatherer
         self._spooling = core.spooling
         self._transactions = transactions
         self._mender = Mender(core.sender) if core.spooling is None else None
@@ -666,6 +672,8 @@ class _RouterWatcher:
 
     def forked(self, reason: NotConnected) -> None:
         self._sender.closed_by = reason
+        if self._gatherer is not None:
+            self._gatherer.close()
 
     def connected(self, connection: Connection) -> None:
         self._sender.connected(connection)

@@ -514,6 +514,8 @@ class Sender:
         self.takes_blocks = BLOCKS in link.features
         with self.lock:
             parked, me = self._parked, get_ident()
+            if self.accumulator.gatherer is not None:
+                self.accumulator.gatherer.close()  # it knows the limit of the broker before
             for batch in parked:
                 batch.carrier = me
             self._parked = []

@@ -33,7 +33,7 @@ from dmq.client.producer.encoder import header_of
 from dmq.client.producer.message import TEXT_MAX, check_message
 from dmq.client.producer.outcome import DURABILITY_NAMES
 from dmq.client.producer.routes import FRESH_SECONDS
-from dmq.compiled import find
+from dmq.compiled import find, quickened
 from dmq.errors import DMQError, NotConnected
 from dmq.model import DEFAULT_PRIORITY, Durability, DurabilityName, Message, MessageId, Receipt, place_shard
 from dmq.protocol.commands import Command, request_head
@@ -127,6 +127,7 @@ class LonePath(Generic[C]):
         self._grooves: dict[tuple[str, str], Groove] = {}
         self.taken = self.left = self.late = 0
 
+    @quickened("quick_find", ANY, (FRESH_SECONDS, LONE_SECONDS), (_BODY_BYTES_MAX, TEXT_MAX))
     def _find(
         self, topic: str, message: Message, durability: DurabilityName, deadline: float | None
     ) -> tuple[Groove, C, int, float] | None:
@@ -180,6 +181,7 @@ class LonePath(Generic[C]):
         self._grooves[topic, durability] = groove
         return groove
 
+    @quickened("quick_prepare")
     def _prepare(self, topic: str, message: Message) -> Prepared:
         """What a message gives to its request.
 
@@ -198,6 +200,7 @@ class LonePath(Generic[C]):
         now = self._monotonic()
         self._router.health.answered(place_shard(lone[0]), now - began, now)
 
+    @quickened("quick_stored", Receipt, MessageId, DURABILITY_NAMES)
     def stored(self, lane: Lane, lone: Lone, reply: Reply) -> Receipt | SendBatch:
         """A message is stored: its receipt, or its batch if somebody waits for its end."""
         self.taken += 1
@@ -269,7 +272,7 @@ class StraightPath(LonePath[Connection]):
             frame = request_of(groove, lone, correlation, prepared)
             data = connection.converse(frame)
             if data is not None:
-                reply = reply_of(data, correlation) or _first_reply(data, correlation, connection)
+                reply = _quick_reply(data, correlation) or _first_reply(data, correlation, connection)
             if reply is None:
                 return self._be_late(groove, (frame, deadline, now), connection, (correlation, data))
         except BaseException:  # of a signal's handler
@@ -314,7 +317,7 @@ class StraightPath(LonePath[Connection]):
             batch.sent_at, batch.deadline, batch.broker = now, deadline, connection.address
             data = connection.converse(*self._batch_frame(batch, correlation, now))
             if data is not None:
-                reply = reply_of(data, correlation) or _first_reply(data, correlation, connection)
+                reply = _quick_reply(data, correlation) or _first_reply(data, correlation, connection)
             if reply is None:
                 self._leave_batch(batch, connection, (correlation, data))
         except BaseException:  # of a signal's handler
@@ -518,6 +521,7 @@ _lone_frame: Final = find("lone_frame")
 _lone_answer: Final = find("lone_answer")
 
 
+@quickened("quick_request_of")
 def request_of(groove: Groove, lone: Lone, correlation: int, prepared: Prepared) -> bytes:
     """The frame of a request."""
     lane, front, level, header_bytes, frame_bytes = groove
@@ -542,8 +546,8 @@ def reply_of(data: bytes, correlation: int) -> Reply | None:
 def _first_reply(data: bytes, correlation: int, connection: Connection) -> Reply | None:
     """The same if more came with it, as the push of the message to a consumer of this client: that is heard then."""
     end = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "big")
-    reply = reply_of(data[:end], correlation) if end < len(data) else None
-    if reply is not None:
+    reply = reply_of(data[:end], correlation)
+    if reply is not None and end < len(data):
         connection.hear(data[end:])
     return reply
 
@@ -569,6 +573,9 @@ def _decoded(header: bytes | memoryview) -> Reply | None:
     except UNREADABLE:
         return None
     return reply.queue, reply.first_offset, int(reply.durability)
+
+
+_quick_reply: Final = reply_plain if _lone_answer is None else _lone_answer
 
 
 def plain_reply(frame: Frame) -> Reply | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 
+import pytest
+
 from dmq.client.connection.threads import Waiter
 from dmq.client.producer.accumulator import (
     BATCH_BYTES_MAX,
@@ -14,9 +16,12 @@ from dmq.client.producer.accumulator import (
     SECOND_BYTES_MIN,
     SendBatch,
 )
+from dmq.client.producer.mender import Mender
 from dmq.errors import DMQError, NotConnected, TimedOut
 from dmq.model import Message, Receipt
+from dmq.protocol.batch import unpack_batch
 from dmq.protocol.session import OVERLAP
+from tests.interruption import Interruption, interrupted
 from tests.unit.client.drafts import draft_of
 from tests.unit.client.producer.test_sender import Rig
 
@@ -250,6 +255,40 @@ def test_each_is_told_what_became_of_it() -> None:
     rig.core.gather("orders", "flushed", b"x", None, on_delivery=lambda *outcome: told.append(outcome))
     rig.core.sender.close(NotConnected("closed"))
     assert isinstance(told[3][1], NotConnected)
+
+
+def test_an_exception_while_a_batch_with_reserved_room_leaves_loses_nothing() -> None:
+    where: str | None = ""
+    number = 0
+    while where is not None:
+        rig = make_rig()
+        assert flood(rig, 3) == 3
+        where = interrupted(number, rig.link.requests[0].store)
+        check_mended(rig, where)
+        number += 1
+    assert number > 10
+
+
+def test_an_exception_before_reserved_room_is_returned_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> None:  # a signal's handler may run where a function begins
+        raise Interruption
+
+    rig = make_rig()
+    assert flood(rig, 3) == 3
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.core.accumulator, "_return_room", stop)
+        with pytest.raises(Interruption):
+            rig.link.requests[0].store()
+    check_mended(rig, "_return_room")
+
+
+def check_mended(rig: Rig, where: str | None) -> None:
+    """After an exception, all four messages go out."""
+    Mender(rig.core.sender).mend()
+    settle(rig)
+    sent = {request.numbers: request.body for request in rig.link.requests}
+    records = [unpack_batch(body, count).lengths for (_, _, count, _), body in sent.items()]
+    assert sum(map(len, records)) == 4, where
 
 
 def test_threads_that_send_at_once_get_places_of_their_own() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -188,7 +189,46 @@ def test_threads_that_meet_get_each_its_own_receipt(broker: TestBroker) -> None:
             assert (record.id, record.body) == (receipt.id, b"%d %d" % (number, at))
 
 
-def test_a_send_that_a_signal_ends_leaves_the_producer_in_order(broker: TestBroker) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_send_that_a_signal_ends_while_it_waits_is_sent_again(broker: TestBroker, count: int) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    topic = f"stopped-{count}"
+    with broker.connect() as client:
+        client.admin.create_topic(topic, queues=1)
+        producer = client.producer()
+        producer.send(topic, b"first", durability="stored")
+        link = producer._router.link_for(topic)
+        assert link is not None
+        send: Callable[[], object] = partial(producer.send, topic, b"second", durability="stored")
+        if count > 1:
+            send = partial(producer.send_many, topic, [dmq.Message(b"second")] * count, durability="stored")
+        deaf, peer = socket.socketpair()
+        wire: Any = link._wire
+        before, own = signal.signal(signal.SIGALRM, stop), wire.sock
+        try:
+            # What is sent arrives nowhere, and no answer comes.
+            wire.sock, wire.descriptor, wire._send = deaf, deaf.fileno(), deaf.send
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Stop):
+                send()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            own.close()  # the connection is broken off, and closes the other
+            peer.close()
+        assert producer.send(topic, b"third", durability="stored").offset == count + 1, "and what was stopped is stored"
+
+
+def test_a_send_that_a_signal_ends_leaves_the_producer_in_order(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dmq.client.connection.connection._ask_now", None)  # which asks and waits in one call
+
     class Stop(Exception):
         pass
 
