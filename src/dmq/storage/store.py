@@ -722,9 +722,11 @@ class MessageStore:
     def _leave(self) -> None:
         try:
             self.checkpoint()
-        except DiskFull as error:
+        except (StorageError, OSError) as error:
+            if self.has_failed:
+                raise
             # The next start replays the journal from the checkpoint in force, as after a crash.
-            log.warning("no space for the last checkpoint", error=error)
+            log.warning("the last checkpoint could not be written: the next start reads more", error=error)
             self.flush()
             return
         self._journal.close()

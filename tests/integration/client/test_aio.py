@@ -45,6 +45,17 @@ def test_sending_and_administration(broker: RunningBroker) -> None:
     run(main())
 
 
+def test_a_client_knows_its_name_while_it_is_connected(broker: RunningBroker) -> None:
+    async def main() -> None:
+        async with dmq.aio.connect(broker.url, client_id="till-1") as client, dmq.aio.connect(broker.url) as other:
+            assert client.client_id == "till-1"
+            assert other.client_id not in ("", "till-1")
+        with pytest.raises(dmq.NotConnected, match="closed"):
+            _ = client.client_id
+
+    run(main())
+
+
 def test_many_tasks_share_batches() -> None:
     async def main() -> None:
         with Peer() as peer:

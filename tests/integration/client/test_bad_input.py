@@ -89,6 +89,40 @@ CASES: dict[str, Case] = {
         lambda c: c.admin.dead_letters(limit="5"),  # type: ignore[arg-type]
         dmq.InvalidSettings, "limit is a whole number",
     ),
+    "a limit of a search that is none": (
+        lambda c: c.admin.find("orders", key="k", limit="5"),  # type: ignore[arg-type]
+        dmq.InvalidSettings, "limit is a whole number from 0 to 10000",
+    ),
+    "a limit of a search that is too large": (
+        lambda c: c.admin.find("orders", key="k", limit=10_001), dmq.InvalidSettings, "0 to 10000, not 10001",
+    ),
+    "a key that is a number": (
+        lambda c: c.admin.find("orders", key=5), dmq.InvalidSettings, "key is a text, not 5",  # type: ignore[arg-type]
+    ),
+    "a limit of a look below none": (
+        lambda c: c.admin.peek("orders", limit=-1), dmq.InvalidSettings, "limit is a whole number",
+    ),
+    "a queue that no topic has": (
+        lambda c: c.admin.peek("orders", queue=255), dmq.InvalidSettings, "queue is a whole number from 0 to 254",
+    ),
+    "offsets of no queue": (
+        lambda c: c.admin.offsets("orders", queue="0"),  # type: ignore[arg-type]
+        dmq.InvalidSettings, "queue is a whole number",
+    ),
+    "a reset of no queue": (
+        lambda c: c.admin.reset("orders", "g", to="latest", queue=-1), dmq.InvalidSettings, "queue is a whole number",
+    ),
+    "an offset that is none": (
+        lambda c: c.admin.read("orders", 0, -1), dmq.InvalidSettings, "offset is a whole number from 0",
+    ),
+    "a group without a name": (lambda c: c.admin.group(""), dmq.InvalidName, "use letters, digits"),
+    "lag of a number": (
+        lambda c: c.admin.lag("orders", 5), dmq.InvalidName, "group name is text, not int",  # type: ignore[arg-type]
+    ),
+    "lag in a number": (
+        lambda c: c.admin.lag(None, "g"), dmq.InvalidName, "topic name is text",  # type: ignore[arg-type]
+    ),
+    "delete a group of a long name": (lambda c: c.admin.delete_group("g" * 300), dmq.InvalidName, "shorten it"),
     # bytes(5) would be five zeros.
     "a value that is a number": (
         lambda c: c.registry.put("n", "k", 5), dmq.InvalidSettings, "a value is bytes or text",  # type: ignore[arg-type]

@@ -6,6 +6,8 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -121,6 +123,40 @@ def test_all_goes_on_wherever_a_call_was_interrupted(broker: TestBroker, name: s
     while not shop.sent <= shop.got and time.monotonic() < deadline:
         shop.pull()
     assert shop.sent <= shop.got
+    shop.client.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interruption_while_the_workers_of_a_run_start_ends_it_and_the_next_one_goes_on(
+    broker: TestBroker, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    shop = Shop(broker, f"orders-run-{when}")
+    consumer = shop.client.consumer(shop.topic, group="runners")
+    start, started = Thread.start, count(1)
+
+    def interrupted_start(thread: Thread) -> None:
+        is_hit = thread.name.startswith("dmq-worker-") and next(started) == 2
+        if is_hit and when == "before":
+            raise Interruption
+        start(thread)
+        if is_hit:
+            raise Interruption
+
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", interrupted_start)
+        with pytest.raises(Interruption):
+            consumer.run(lambda _: None, workers=3)
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    handled: list[bytes] = []
+
+    def handle(message: dmq.ReceivedMessage) -> None:
+        handled.append(message.body)
+        consumer.close()
+
+    shop.be_well()
+    consumer.run(handle, workers=1)
+    assert handled
     shop.client.close()
 
 

@@ -38,6 +38,17 @@ def test_a_client_that_comes_under_the_same_name_takes_over_and_the_first_is_tol
         assert next(second).body == b"b"
 
 
+def test_clients_that_take_over_from_each_other_all_the_time_are_one_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with TestBroker() as broker, caplog.at_level(logging.WARNING, "dmq.broker"):
+        broker.connect().producer().send("orders", b"a")
+        clients = [broker.connect(client_id="shop-1") for _ in range(10)]
+        assert [next(client.consumer("orders", "billing")).body for client in clients] == [b"a"] * 10
+        lines = [record.message for record in caplog.records]
+        assert lines == ["consumer taken over group=billing member=shop-1.1"]
+
+
 def test_an_asyncio_consumer_is_told_too() -> None:
     async def check(url: str) -> None:
         async with (

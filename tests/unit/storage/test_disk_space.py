@@ -209,6 +209,23 @@ def test_a_store_that_cannot_write_its_last_checkpoint_closes_and_loses_nothing(
     assert store.queries.bounds("orders", 0) == (0, 1)
 
 
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EIO, errno.EACCES, errno.EMFILE], ids=errno.errorcode.get)
+def test_a_store_whose_last_checkpoint_fails_tells_it_in_a_line_and_closes(
+    number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, files = opened(NO_MARKS)
+    store.append([batch(b"x")])
+    fault = files.fail("create", lambda path, _: path.startswith(("index/", "runs/")), number)
+    store.close()
+    assert fault.hits
+    (line,) = caplog.records
+    assert line.message.startswith("the last checkpoint could not be written")
+    assert line.exc_info is None
+    files.heal()
+    store, _ = opened(NO_MARKS, files)
+    assert store.queries.bounds("orders", 0) == (0, 1)
+
+
 def test_the_blocks_of_a_ballast_exist(tmp_path: Path) -> None:
     file = OsFiles(tmp_path).open(BALLAST, create=True, write=True)
     file.allocate(1 << 20)

@@ -213,7 +213,9 @@ class Client:
         before = channel.subscribers.get(member.name)
         if before is not None and before.owner is not self:
             before.owner.lost(before.number)
-            log.warning("consumer taken over", group=channel.group.name, member=member.name)
+            # A client that lost its connection and is back before the broker saw the loss is told as well.
+            once_for = channel.topic.name, channel.group.name, member.name
+            log.warning("consumer taken over", once_for=once_for, group=channel.group.name, member=member.name)
             before.sink.end(
                 SubscriptionSuperseded(
                     f"another client, at {self.address}, consumes in group {channel.group.name!r} as {member.name!r} "

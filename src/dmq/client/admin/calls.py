@@ -39,7 +39,7 @@ from dmq.client.admin.reports import (
 from dmq.client.arguments import check_seconds, check_tags, check_whole, parse_id
 from dmq.duration import parse_duration
 from dmq.errors import InvalidName, InvalidRequest, InvalidSettings, UnknownGroup
-from dmq.model import MessageId, check_name
+from dmq.model import QUEUES_MAX, MessageId, check_name
 from dmq.protocol import Command, Frame, Header, admin, decode_response, unpack_records
 from dmq.protocol import session as sessions
 from dmq.protocol.admin import (
@@ -54,6 +54,7 @@ from dmq.protocol.admin import (
     MessageQuery,
 )
 from dmq.protocol.consume import Point, PointKind, Position, Seek
+from dmq.protocol.header import LIST_MAX
 from dmq.protocol.key_values import (
     VALUE_BYTES_MAX,
     KeyDelete,
@@ -97,6 +98,8 @@ _NAME_MAX: Final = 255
 _NO_QUEUE: Final = 255
 _PAGE: Final = 1000
 _LIMIT_MAX: Final = 1 << 31
+_FOUND_MAX: Final = 10_000  # that one FIND answers
+_OFFSET_MAX: Final = (1 << 63) - 1
 _POLICIES: Final = {"refuse": LimitPolicy.REFUSE, "dead-letter": LimitPolicy.DEAD_LETTER}
 _TTL_SECONDS_MAX: Final = 10 * 365 * 86_400
 
@@ -221,19 +224,25 @@ def groups(topic: str) -> Call[list[GroupReport]]:
 
 
 def group(name: str) -> Call[GroupReport]:
-    reply: admin.GroupDescribeReply = decode_response((yield Command.GROUP_DESCRIBE, admin.GroupDescribe(name)))
+    asked = admin.GroupDescribe(check_name(name, "group", system=True))
+    reply: admin.GroupDescribeReply = decode_response((yield Command.GROUP_DESCRIBE, asked))
     return GroupReport.of(reply.info, reply.members)
 
 
 def create_group(name: str, topic: str) -> Call[None]:
-    decode_response((yield Command.GROUP_CREATE, admin.GroupCreate(check_name(name, "group"), topic)))
+    asked = admin.GroupCreate(check_name(name, "group"), check_name(topic, "topic", system=True))
+    decode_response((yield Command.GROUP_CREATE, asked))
 
 
 def delete_group(name: str, topic: str) -> Call[None]:
-    decode_response((yield Command.GROUP_DELETE, admin.GroupDelete(name, topic)))
+    asked = admin.GroupDelete(check_name(name, "group", system=True), topic)
+    decode_response((yield Command.GROUP_DELETE, asked))
 
 
 def lag(topic: str, group: str) -> Call[Lag]:
+    check_name(group, "group", system=True)
+    if topic != "":  # which is all of them
+        check_name(topic, "topic", system=True)
     reply = decode_response((yield Command.POSITION, Position(group, topic)))
     queues = tuple(QueueLag.of(position) for position in reply.positions)
     if topic and not queues:
@@ -246,12 +255,18 @@ def lag(topic: str, group: str) -> Call[Lag]:
 
 
 def reset(topic: str, group: str, to: When, queue: int | None, dry_run: bool) -> Call[list[Move]]:
-    asked = Seek(topic, group, parse_point(to), ANY_QUEUE if queue is None else queue, dry_run=dry_run)
+    check_name(topic, "topic", system=True)
+    asked = Seek(topic, check_name(group, "group", system=True), parse_point(to), _queue(queue), dry_run=dry_run)
     reply = decode_response((yield Command.SEEK, asked))
     return [Move(move.queue, move.before, move.after) for move in reply.moves]
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _queue(queue: int | None) -> int:
+    """A queue as the wire has it; None is all of them."""
+    return ANY_QUEUE if queue is None else check_whole("queue", queue, 0, QUEUES_MAX - 1)
 
 
 def _records(frame: Frame, count: int) -> list[RecordView]:
@@ -273,6 +288,12 @@ def find(topic: str, key: str | None, id: MessageId | str | None, limit: int) ->
         raise InvalidRequest("find takes key= or id=: give exactly one of them")
     if key is not None and not topic:
         raise InvalidRequest("find by key= searches one topic: give topic=")
+    if key is not None and not isinstance(key, str):
+        raise InvalidSettings(f"key is a text, not {key!r}")
+    if topic:
+        check_name(topic, "topic", system=True)
+    if not check_whole("limit", limit, 0, _FOUND_MAX):
+        return []
     wanted = None if id is None else parse_id(id)
     asked = Find(topic, key, None if wanted is None else wanted.to_bytes(), limit)
     frame = yield Command.FIND, asked
@@ -284,7 +305,10 @@ def find(topic: str, key: str | None, id: MessageId | str | None, limit: int) ->
 def peek(topic: str, queue: int | None, at: When, limit: int, tags: str) -> Call[list[StoredMessage]]:
     """Queue by queue. An answer has a few megabytes: what did not fit is asked for, as far as there was something."""
     check_tags(tags)
-    asked = Peek(topic, ANY_QUEUE if queue is None else queue, parse_point(at), limit, max_bytes=0, tags=tags)
+    check_name(topic, "topic", system=True)
+    if not check_whole("limit", limit, 0, _LIMIT_MAX):
+        return []
+    asked = Peek(topic, _queue(queue), parse_point(at), min(limit, LIST_MAX), max_bytes=0, tags=tags)
     frame = yield Command.PEEK, asked
     reply: PeekReply = decode_response(frame)
     messages = _peeked(frame, reply)
@@ -320,15 +344,19 @@ def _peeked(frame: Frame, reply: PeekReply) -> list[StoredMessage]:
 
 def read(topic: str, queue: int, offset: int, limit: int, tags: str) -> Call[tuple[list[StoredMessage], int]]:
     check_tags(tags)
-    frame = yield Command.PEEK, Peek(topic, queue, Point(PointKind.OFFSET, offset), limit, max_bytes=0, tags=tags)
+    check_name(topic, "topic", system=True)
+    check_whole("queue", queue, 0, QUEUES_MAX - 1)
+    point = Point(PointKind.OFFSET, check_whole("offset", offset, 0, _OFFSET_MAX))
+    if not check_whole("limit", limit, 0, _LIMIT_MAX):
+        return [], offset
+    frame = yield Command.PEEK, Peek(topic, queue, point, min(limit, LIST_MAX), max_bytes=0, tags=tags)
     reply = decode_response(frame)
     return _peeked(frame, reply), reply.spans[-1].end_offset if reply.spans else offset
 
 
 def offsets(topic: str, queue: int | None, at: When) -> Call[list[QueueRange]]:
-    reply = decode_response(
-        (yield Command.OFFSETS, Offsets(topic, ANY_QUEUE if queue is None else queue, parse_point(at)))
-    )
+    check_name(topic, "topic", system=True)
+    reply = decode_response((yield Command.OFFSETS, Offsets(topic, _queue(queue), parse_point(at))))
     return [QueueRange(row.queue, row.first_offset, row.next_offset, row.at) for row in reply.queues]
 
 

@@ -30,7 +30,7 @@ from dmq.client.producer.core import WINDOW_MESSAGES, Core, OnFull, ProducerOpti
 from dmq.client.producer.routes import Routes
 from dmq.client.producer.transaction_core import Transactions, check_options
 from dmq.clock import Clock, SystemClock
-from dmq.errors import Unsupported
+from dmq.errors import NotConnected, Unsupported
 from dmq.model import check_name
 
 __all__ = ["AioClient", "AioClosable", "connect"]
@@ -183,6 +183,19 @@ class AioClient:
         """
         await self._router.open()
         return self
+
+    # twin: async
+    @property
+    def client_id(self) -> str:
+        """The name of this process, as the broker knows it.
+
+        Raises:
+            NotConnected: there is no connection now.
+        """
+        connection = self._router.home.current()
+        if connection is None:
+            raise self._router.closed_by or NotConnected("there is no connection now: ask again when it is back")
+        return connection.client_id
 
     # twin: blocking
     # @property

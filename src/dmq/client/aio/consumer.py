@@ -399,16 +399,17 @@ class AioConsumer(Generic[T]):
             InvalidSettings: a value makes no sense.
         """
         executor = AioExecutor(self, self._core, handler, workers, policy=policy, local_retries=local_retries)
-        with self._state:
-            if self._executor is not None:
-                raise InvalidRequest("run() is running already: one at a time for a consumer")
-            if self.is_closing:
-                return
-            self._executor = executor
         try:
+            with self._state:
+                if self._executor is not None:
+                    raise InvalidRequest("run() is running already: one at a time for a consumer")
+                if self.is_closing:
+                    return
+                self._executor = executor
             await executor.run()
         finally:
-            await self._ran(executor)
+            if self._executor is executor:
+                await self._ran(executor)
 
     async def _ran(self, executor: AioExecutor) -> None:
         with self._state:

@@ -359,16 +359,17 @@ class Consumer(Generic[T]):
             InvalidSettings: a value makes no sense.
         """
         executor = Executor(self, self._core, handler, workers, policy=policy, local_retries=local_retries)
-        with self._state:
-            if self._executor is not None:
-                raise InvalidRequest("run() is running already: one at a time for a consumer")
-            if self.is_closing:
-                return
-            self._executor = executor
         try:
+            with self._state:
+                if self._executor is not None:
+                    raise InvalidRequest("run() is running already: one at a time for a consumer")
+                if self.is_closing:
+                    return
+                self._executor = executor
             executor.run()
         finally:
-            self._ran(executor)
+            if self._executor is executor:
+                self._ran(executor)
 
     def _ran(self, executor: Executor) -> None:
         with self._state:

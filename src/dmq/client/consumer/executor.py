@@ -108,16 +108,16 @@ class Executor:
         """
         core = self._core
         begin_handling(self._handler, core.options.group)
-        core.is_running = True
-        core.handlers = self._workers + (self._policy == "caller-runs")
-        if self._policy == "reject":
-            core.room = self._room
         threads = [
             threading.Thread(target=self._work, name=f"dmq-worker-{number}", daemon=True)
             for number in range(self._workers)
         ]
-        STOP_SIGNALS.add(self, self._close, is_forced=True)
         try:
+            core.is_running = True
+            core.handlers = self._workers + (self._policy == "caller-runs")
+            if self._policy == "reject":
+                core.room = self._room
+            STOP_SIGNALS.add(self, self._close, is_forced=True)
             for thread in threads:
                 thread.start()
             self._threads.add(threading.get_ident())
@@ -129,7 +129,8 @@ class Executor:
         finally:
             self._stop()
             for thread in threads:
-                thread.join()
+                if thread.is_alive():  # a signal's handler may have raised before all were: such a one ends by itself
+                    thread.join()
             self._threads.discard(threading.get_ident())
             STOP_SIGNALS.remove(self)
             core.is_running = False

@@ -65,6 +65,7 @@ _EXPANDED_MAX: Final = 16  # blocks
 _FEW: Final = 48  # up to so many, arrays cost more than they save
 # How many index entries one filtered read looks at before it answers, so that it cannot hold others up.
 SCAN_MAX: Final = 1 << 17
+_LOST_MAX: Final = 1 << 20
 
 
 _NOTHING: Final[Mapping[int, str]] = MappingProxyType({})
@@ -559,9 +560,26 @@ class Reader:
             if start <= unit_start < end:
                 break
         else:
-            start, end = unit_start, self._next_unit(unit_start)
+            start, end = unit_start, self._lost_until(self._next_unit(unit_start))
             self.derived.add_damage(start, end)
         return Damaged(f"journal bytes {start}-{end} {why}", start=start, end=end)
+
+    def _lost_until(self, end: int) -> int:
+        """Where damage ends that goes on over units behind it, thousands of small ones in a lost piece of the disk."""
+        segment = self._journal.segment_at(end)
+        if segment is None:
+            return end
+        try:
+            raw = self._journal.read_available(end, _LOST_MAX)
+        except StorageError:
+            return end
+        first, stop = end, min(end + _LOST_MAX - HEADER_BYTES, segment.end, self.derived.applied)
+        while end < stop and read_header(raw, end - first) is None:
+            after = self.derived.lookup.units_from(end, 0)[1]
+            if after is None:
+                break
+            end = after
+        return end
 
     def _next_unit(self, unit_start: int) -> int:
         """Where the unit after a damaged one starts, by the index, since its own length cannot be trusted."""
