@@ -14,7 +14,7 @@ import pytest
 
 from dmq.cli import main
 from dmq.cli.process.child_process import ChildProcess, pause_after, stop_children
-from dmq.cli.process.dev_cluster import DevClusterOptions, DevPorts, check_lone
+from dmq.cli.process.dev_cluster import DevClusterOptions, DevPorts, check_lone, held_folder
 from dmq.errors import DMQError, InvalidSettings
 from tests.patience import eventually
 
@@ -177,3 +177,28 @@ def test_a_folder_that_cannot_be_made_is_told_in_a_sentence(tmp_path: Path, caps
     told = capsys.readouterr().err
     assert "cannot be made a directory (Not a directory)" in told
     assert told.count("\n") == 1
+
+
+def test_a_second_cluster_in_a_folder_is_refused_and_touches_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("what the member said")
+    with held_folder(tmp_path):
+        with pytest.raises(SystemExit) as caught:
+            main(["dev", "--shards", "1", "--data", str(tmp_path)])
+        assert caught.value.code == 1
+    assert capsys.readouterr().err.startswith(f"dmq: a cluster runs in {tmp_path} already: stop that dmq dev")
+    assert log.read_text() == "what the member said"
+    with held_folder(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dev.lock").mkdir()
+    with pytest.raises(SystemExit) as caught:
+        main(["dev", "--shards", "1", "--data", str(tmp_path)])
+    assert caught.value.code == 2
+    assert "cannot be written to (Is a directory): give another --data" in capsys.readouterr().err

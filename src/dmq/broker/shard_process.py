@@ -44,7 +44,7 @@ from dmq.broker.journal.disk import DiskThreads
 from dmq.broker.journal.shard_writer import ShardWriter
 from dmq.broker.journal.unit_fetch import fetch_units
 from dmq.broker.wire.dispatcher import Dispatcher
-from dmq.clock import Clock
+from dmq.clock import Clock, SystemClock
 from dmq.errors import BrokerStopping, Busy, DatabaseDown, DMQError, InvalidSettings, NotConnected, RegistryDown
 from dmq.event_log import EventLog
 from dmq.model import check_name
@@ -550,6 +550,7 @@ def _ignore(frame: Frame) -> None:
 
 
 _WATCH_SECONDS: Final = 0.25
+_PAUSE_SECONDS: Final = 2.0  # that a look comes late: not the loop, the whole process stood still
 _FRAMES_MAX: Final = 12
 
 
@@ -559,6 +560,7 @@ class Watchdog:
     Parameters:
         is_alive: asked several times a second, in another thread.
         on_still: called there each time that it is not alive any more.
+        boottime: reads a clock that counts suspended time; the machine's if None.
     """
 
     def __init__(
@@ -567,7 +569,9 @@ class Watchdog:
         on_still: Callable[[], None] = lambda: None,
         *,
         look_seconds: float = _WATCH_SECONDS,
+        boottime: Callable[[], float] | None = None,
     ) -> None:
+        self._boottime = boottime or SystemClock().boottime
         self._is_alive = is_alive
         self._on_still = on_still
         self._look_seconds = look_seconds
@@ -585,18 +589,30 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
-        was_alive = True
+        was_alive, alive_at = True, self._boottime()
+        looked_at = alive_at
         while not self._stopping.wait(self._look_seconds):
-            is_alive = self._is_alive()
-            if was_alive and not is_alive:
-                log.error(
-                    "the event loop, or a flush of the journal, stands still: if this member leads, another one will",
-                    where=self._where(),
+            is_alive, now = self._is_alive(), self._boottime()
+            late = now - looked_at - self._look_seconds
+            if late > _PAUSE_SECONDS:
+                log.warning(
+                    "this process stood still: it was stopped, or its machine was suspended or had no time for it; if "
+                    "it led, another member may lead now",
+                    seconds=round(late, 1),
                 )
+            if was_alive and not is_alive:
+                if late <= _PAUSE_SECONDS:
+                    log.error(
+                        "the event loop, or a flush of the journal, stands still: if this member leads, another one "
+                        "will",
+                        where=self._where(),
+                    )
                 self._on_still()
             elif is_alive and not was_alive:
-                log.warning("the event loop goes on")
-            was_alive = is_alive
+                log.warning("the event loop goes on", seconds=round(now - alive_at, 1))
+            was_alive, looked_at = is_alive, now
+            if is_alive:
+                alive_at = now
 
     def _where(self) -> str:
         """What the loop's thread is doing, innermost last."""

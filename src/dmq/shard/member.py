@@ -605,7 +605,7 @@ class Member:
             broker=self._place.broker,
             epoch=epoch,
             end=replica.end,
-            in_sync=",".join(sorted(self._view.name_of(int(one, 16)) for one in victory.record.in_sync)),
+            in_sync=self._view.names_of(int(one, 16) for one in victory.record.in_sync),
         )
 
         def take_over() -> MessageStore:

@@ -50,7 +50,7 @@ from dmq.storage.upkeep.identity import (
     write_identity,
     write_record,
 )
-from dmq.storage.upkeep.recovery import Recovered, cut_journal, epochs_in, start_derived
+from dmq.storage.upkeep.recovery import SALVAGE, Recovered, cut_journal, epochs_in, start_derived
 
 __all__ = ["LastUnit", "Replica", "join"]
 
@@ -440,7 +440,8 @@ class Replica:
         if self._plan is not None:
             self._plan.give_up()
         self.journal.close()
-        log.warning("journal cut", end=end, bytes=self.journal.end - end, committed=self.derived.applied)
+        cut = self.journal.end - end
+        log.warning("journal cut", end=end, bytes=cut, committed=self.derived.applied, kept_in=SALVAGE)
         try:
             self._cut(end)
         except StorageError as error:  # the tail is closed, and where the journal ends is not known

@@ -75,6 +75,14 @@ def test_a_session_that_is_not_heard_for_a_term_is_over(store: SqlStore, clock: 
     assert store.open_session(silent, "b") not in (0, heard, silent)
 
 
+def test_who_was_not_heard_is_told(store: SqlStore, clock: FakeClock, caplog: pytest.LogCaptureFixture) -> None:
+    session = store.open_session(0, "broker-7")
+    with caplog.at_level("INFO"):
+        pass_time(store, clock, TERM + 1)
+    told = f"session expired owner=broker-7 session={session:x} silent_seconds={TERM:g}"
+    assert [line for line in caplog.messages if line.startswith("session expired")] == [told]
+
+
 def test_a_write_renews_its_session(store: SqlStore, clock: FakeClock) -> None:
     session = store.open_session(0, "a")
     for number in range(1, 20):

@@ -89,6 +89,24 @@ def test_what_a_read_finds_damaged_is_mended_by_itself() -> None:
     in_shard(test)
 
 
+def test_what_is_found_after_a_repair_waits_for_no_next_try() -> None:
+    async def test(shard: Shard) -> None:
+        leader = await filled(shard)
+        whole, store = leader.journal(), leader.shop.store
+        assert store is not None
+        turn_bits(leader, share=1)
+        began_at = shard.clock.boottime()
+        for segment in range(3):  # as a consumer meets one after the other
+            assert sum(raw != leader.journal()[path] for path, raw in whole.items()) == len(whole) - segment
+            store._reader.cache.clear()
+            with pytest.raises(Damaged):
+                _ = [store.queries.read("t", 0, offset, max_messages=1) for offset in range(80)]
+            await shard.until(lambda: not store.damage.ranges)
+        assert shard.clock.boottime() - began_at < 5.0
+
+    in_shard(test)
+
+
 def standing_of(one: Machine) -> Standing:
     replica = one.member._replica
     assert replica is not None

@@ -7,8 +7,8 @@ waits for (settles) wait in memory while too few members are in sync, as on a fu
 
 What always holds: without the right to serve nothing is answered and nothing written; what was not written is refused
 with the leadership's error (`NotLeader`, `NotEnoughReplicas`), which says that nothing was done; the callers of what
-was written and is not committed when we cease to lead get `NotConnected`, so that their connections end without an
-answer. After `drop` nothing touches the store, except for threads that `join` waits for.
+was written and is not committed when we cease to lead, or when our store fails, get `NotConnected`, so that their
+connections end without an answer. After `drop` nothing touches the store, except for threads that `join` waits for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 from dmq.broker.journal.arrivals import Arrivals
 from dmq.broker.journal.writer import LOOP_BYTES, JournalWriter, Submission
 from dmq.clock import Clock
-from dmq.errors import BrokerStopping, DiskFull, DMQError, NotConnected, NotEnoughReplicas, NotLeader
+from dmq.errors import BrokerStopping, DiskFull, DMQError, NotConnected, NotEnoughReplicas, NotLeader, StoreFailed
 from dmq.event_log import EventLog
 from dmq.net.connection import WriteCoalescer
 from dmq.shard.service import Leadership
@@ -121,6 +121,10 @@ class ShardWriter(JournalWriter):
             self._advance()
         finally:
             self._outbox.release()
+
+    def _fail(self, submission: Submission, error: DMQError) -> None:
+        # The followers may have it, whose disks are sound: the next leader knows, and nobody has to look for himself.
+        super()._fail(submission, unanswered() if isinstance(error, StoreFailed) else error)
 
     def _write_unwritten(self) -> None:
         if self._is_writable():

@@ -1,32 +1,36 @@
 """`dmq dev --shards`: a cluster on one machine. Each member of a shard is a process, and so is a name server.
 
-What always holds: everything is below one folder, and a second start in it finds the shards again. A process that dies
-is started again, on the port it had. None is left when this one ends: a signal ends it once the others have stopped,
-and on Linux they end with it if it is killed.
+What always holds: everything is below one folder, and a second start in it finds the shards again; while the first one
+runs it is refused, and touches nothing. A process that dies is started again, on the port it had. None is left when
+this one ends: a signal ends it once the others have stopped, and on Linux they end with it if it is killed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from dmq.cli.process.child_process import ChildProcess, stop_children, stop_event, watch_children
-from dmq.errors import DMQError, InvalidSettings
+from dmq.errors import DirectoryInUse, DMQError, InvalidSettings
 
 if TYPE_CHECKING:
     from dmq.client.admin.shards import ShardReport
 
-__all__ = ["SESSION", "SHARDS_MAX", "DevCluster", "DevClusterOptions", "check_lone"]
+__all__ = ["SESSION", "SHARDS_MAX", "DevCluster", "DevClusterOptions", "check_lone", "held_folder"]
 
 SESSION: Final = "6s"
 SHARDS_MAX: Final = 16
 REGISTRY: Final = "nameserver"
 _LETTERS: Final = "abcdefg"
 _DATABASE: Final = "registry.sqlite"
+_LOCK: Final = "dev.lock"
 _DEAD_LETTERS: Final = "letters.sqlite"
 _READY_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.2
@@ -89,6 +93,34 @@ def check_lone(folder: Path) -> None:
     """
     if (folder / _DATABASE).exists():
         raise InvalidSettings(f"{folder} holds the data of a cluster: add --shards, or give another --data")
+
+
+@contextlib.contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep other clusters out of it meanwhile: they would take the logs of its processes away.
+
+    Raises:
+        DirectoryInUse: another one runs there.
+        InvalidSettings: it cannot be used.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSettings(f"{folder} cannot be made a directory ({error.strerror})") from error
+    try:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InvalidSettings(f"{folder} cannot be written to ({error.strerror}): give another --data") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DirectoryInUse(
+                f"a cluster runs in {folder} already: stop that dmq dev, or give another --data, and other ports"
+            ) from None
+        yield
+    finally:
+        os.close(lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +207,16 @@ class DevCluster:
             DMQError: it cannot be started.
         """
         stop = stop_event()
-        try:
-            self._options.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidSettings(f"{self._options.folder} cannot be made a directory ({error.strerror})") from error
-        everything = [self._registry, *self._children]
-        try:
-            self._start(stop)
-            reports = self._wait_for_leaders(stop)
-            if reports is not None:
-                on_ready(self, self._rows(reports))
-            while not stop.wait(_LOOK_SECONDS):
-                watch_children(everything)
-        finally:
-            stop_children(self._children, [self._registry])
+        with held_folder(self._options.folder):
+            try:
+                self._start(stop)
+                reports = self._wait_for_leaders(stop)
+                if reports is not None:
+                    on_ready(self, self._rows(reports))
+                while not stop.wait(_LOOK_SECONDS):
+                    watch_children([self._registry, *self._children])
+            finally:
+                stop_children(self._children, [self._registry])
 
     @property
     def registry_facts(self) -> dict[str, Any]:

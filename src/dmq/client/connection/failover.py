@@ -280,8 +280,8 @@ def nobody_answers(errors: Mapping[Address, DMQError], shard: str = "", leader: 
     causes = "; ".join(error.message for error in errors.values())
     if shard and leader is not None and isinstance(errors.get(leader), NotConnected):
         return NotConnected(
-            f"the leader of shard {shard!r} is advertised at {leader}, and cannot be reached there ({causes}): check "
-            "the network, and the address that the broker advertises",
+            f"the leader of shard {shard!r} is advertised at {leader}, and cannot be reached there ({causes}): if it "
+            "has just ended, wait for the election; else check the network, and the address that the broker advertises",
             shard=shard,
             leader=str(leader),
         )

@@ -306,7 +306,8 @@ class NameServerClient:
             try:
                 link = await self._connect(address)
             except (OSError, TimeoutError, LinkLost, DMQError) as error:
-                reason = str(error) or type(error).__name__
+                silence = f"no answer within {self._link_seconds:g} s"
+                reason = str(error) or (silence if isinstance(error, TimeoutError) else type(error).__name__)
                 self._set_link(None, self._nobody_answers(address, reason))
                 log.warning("no name server answers", once_for=str(address), address=str(address), reason=reason)
             else:

@@ -181,17 +181,20 @@ class SqlStore:
     def expire(self) -> int:
         """End the sessions whose time is over; to be called often. Returns how many."""
 
-        def work(connection: Connection) -> list[int]:
+        def work(connection: Connection) -> dict[int, str]:
             due = self._expiry.due(connection)
-            if due:
-                self._end(connection, due)
-            return due
+            if not due:
+                return {}
+            owners = select(SESSIONS.c.id, SESSIONS.c.owner).where(SESSIONS.c.id.in_(due))
+            found = {row.id: row.owner for row in connection.execute(owners)}
+            self._end(connection, due)
+            return found
 
         over = self._do(work)
         self._expiry.looked()
-        for session in over:
+        for session, owner in over.items():
             self._expiry.forget(session)
-            log.info("session expired", session=f"{session:x}")
+            log.info("session expired", owner=owner, session=f"{session:x}", silent_seconds=self.session_seconds)
         return len(over)
 
     def _end(self, connection: Connection, sessions: Sequence[int]) -> None:

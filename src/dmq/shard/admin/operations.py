@@ -295,7 +295,7 @@ class Operations:
                     said = await self._peers.standing(node.replication_address, asked, _ANSWER_SECONDS)
             except (DMQError, TimeoutError):
                 return None
-        if hex_id(said.replica) != replica:
+        if hex_id(said.replica) != replica and said.role != str(Role.PARKED):
             return None  # a replaced disk; what it has says nothing of the one that the record knows
         return said, said.now_ms - (sent_ms + self._clock.now_ms()) // 2
 

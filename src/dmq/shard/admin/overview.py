@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median_low
 from typing import Final
 
 import msgspec
@@ -78,6 +79,7 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
         said: what it answered; None if it did not.
         lag: bytes of the leader's journal that it has not; None if that is not known.
         keeps_up: its leader says that it follows and keeps up: it runs, whether it is registered or not.
+        is_heard: it leads, as its followers hear, though the registry knows nothing of it and it cannot be asked.
     """
 
     name: str
@@ -89,6 +91,7 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None
     skew_ms: int | None
     keeps_up: bool = False
+    is_heard: bool = False
 
     @property
     def is_in_sync(self) -> bool:
@@ -96,7 +99,7 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runs(self) -> bool:
-        return self.node is not None or self.keeps_up
+        return self.node is not None or self.keeps_up or self.is_heard
 
     @property
     def is_replaced(self) -> bool:
@@ -115,7 +118,7 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def hears_leader(self) -> bool:
         """Whether it follows, and a sign of its leader has come of late."""
-        return self.said is not None and self.said.role == _FOLLOWING and self.said.silent_ms < _SILENT_MS
+        return self.said is not None and hears_leader(self.said)
 
     @property
     def obstacle(self) -> str:
@@ -143,6 +146,11 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     def is_unseen(self) -> bool:
         """Whether no member has answered."""
         return all(member.said is None for member in self.members)
+
+    @property
+    def heard(self) -> MemberView | None:
+        """The leader that is only heard by its followers."""
+        return next((member for member in self.members if member.is_heard), None)
 
     @property
     def is_stale(self) -> bool:
@@ -223,8 +231,10 @@ def overview_of(seen: Sighting) -> Overview:
     """Put together what was seen."""
     record = seen.record
     leader = _leader_of(seen)
+    heard = "" if leader else _heard_leader_of(seen)
     led_by = seen.said.get(leader)
     keeping_up = set() if led_by is None else {hex_id(replica) for replica in led_by.keeping_up}
+    skews = _skews_of(seen)
     members = []
     for name, replica in sorted(record.members.items()):
         node, said = seen.nodes.get(name), seen.said.get(name)
@@ -232,13 +242,14 @@ def overview_of(seen: Sighting) -> Overview:
             MemberView(
                 name=name,
                 replica=replica,
-                role=_role(leader == name, node, said, keeps_up=replica in keeping_up),
+                role=_UNKNOWN if name == heard else _role(leader == name, node, said, keeps_up=replica in keeping_up),
                 is_recorded=replica in record.in_sync,
                 node=node,
                 said=said,
                 lag=None if led_by is None or said is None else max(0, led_by.end - said.end),
-                skew_ms=seen.skews.get(name),
+                skew_ms=skews.get(name),
                 keeps_up=replica in keeping_up,
+                is_heard=name == heard,
             )
         )
     view = Overview(name=seen.name, record=record, leader=leader, members=members)
@@ -257,6 +268,30 @@ def _leader_of(seen: Sighting) -> str:
         if said.role == _LEADING and said.last_epoch >= record.epoch and said.right != _NONE
     )
     return next(claims, "")
+
+
+def _skews_of(seen: Sighting) -> Mapping[str, int]:
+    """By how much clocks are ahead of the middle one. They were compared with that of the member that was asked, which
+    may itself be the wrong one; with fewer than three nobody can tell."""
+    asked = [name for name in seen.said if name not in seen.skews]
+    if len(asked) != 1 or len(seen.skews) < 2:
+        return seen.skews
+    ahead = {**seen.skews, asked[0]: 0}
+    middle = median_low(ahead.values())
+    return {name: skew - middle for name, skew in ahead.items()}
+
+
+def _heard_leader_of(seen: Sighting) -> str:
+    """The name of a leader that lost its session and serves by promises, while we cannot ask it."""
+    record, replica = seen.record, seen.record.leader
+    name = next((name for name, one in record.members.items() if one == replica), "")
+    followers = (said for said in seen.said.values() if hears_leader(said) and said.last_epoch >= record.epoch)
+    return name if name not in seen.nodes and any(followers) else ""
+
+
+def hears_leader(said: StandingReply) -> bool:
+    """Whether a member follows, and a sign of its leader has come of late."""
+    return said.role == _FOLLOWING and said.silent_ms < _SILENT_MS
 
 
 def _role(is_leader: bool, node: NodeContent | None, said: StandingReply | None, *, keeps_up: bool) -> str:
@@ -332,6 +367,15 @@ def _without_leader(view: Overview) -> Iterator[Finding]:
             Severity.PROBLEM,
             f"there is no leader: no member of the in-sync set runs ({_names(in_set) or _ghosts(view)})",
             f"start one of them; {otherwise}",
+        )
+        return
+    if view.heard is not None:
+        hearers = _names(member for member in view.members if member.hears_leader)
+        yield Finding(
+            Severity.WARNING,
+            f"{view.heard.name} leads without its entry in the registry, as {hearers} hear: its session was lost, and "
+            "it serves by the promises of its followers",
+            f"it comes back with its next session; check the network between {view.heard.name} and the registry",
         )
         return
     blocked = [member for member in running if member.obstacle]
@@ -450,6 +494,8 @@ def _silent_leader(view: Overview, leader: MemberView, session_seconds: float) -
 def _about_members(view: Overview) -> Iterator[Finding]:
     for member in view.members:
         name = member.name
+        if member.is_heard:
+            continue
         if member.node is None and member.keeps_up:
             yield Finding(
                 Severity.WARNING,
@@ -462,12 +508,12 @@ def _about_members(view: Overview) -> Iterator[Finding]:
                 f"{name} does not run",
                 f"start it; if it is gone for good, dmq shard set {view.name} --remove {name}",
             )
-        elif member.is_replaced:
-            what = f"{name} runs with an empty data directory in the place of replica {member.replica}"
-            yield Finding(Severity.WARNING, what, "it joins by itself once it has caught up with a leader")
         elif member.role == _PARKED:
             what = f"{name} does not take part: {member.obstacle or 'its log says why'}"
             yield Finding(Severity.PROBLEM, what, "its log says what to do")
+        elif member.is_replaced:
+            what = f"{name} runs with another data directory, in the place of replica {member.replica}"
+            yield Finding(Severity.WARNING, what, "it joins by itself once it has caught up with a leader")
         elif member.said is not None and member.said.is_full and not member.claims_to_lead:
             what = f"the disk of {name} is full: it cannot follow"
             yield Finding(Severity.WARNING, what, "free some space there; it goes on by itself then")
@@ -511,7 +557,10 @@ def _about_record(view: Overview) -> Iterator[Finding]:
         yield Finding(
             Severity.WARNING,
             f"{len(view.members)} of {record.replicas} members have joined",
-            f"dmq broker --registry … --shard {view.name} adds one, on another machine",
+            f"dmq broker --registry … --shard {view.name} adds one, on another machine"
+            + (
+                f"; dmq shard set {view.name} --replicas {len(view.members)} if none is to come" if view.members else ""
+            ),
         )
     zones: dict[str, list[str]] = defaultdict(list)
     for member in view.members:

@@ -139,7 +139,7 @@ class Registration:
         self._sessions.add(session)
         await view.write(operations)
         if not self.is_there:
-            log.info("broker registered", broker=self._broker, session=session)
+            log.info("broker registered", broker=self._broker, session=f"{session:x}")
         # Written in another session than it seemed, it is not there, and the next turn finds that out.
         self._session, self._written_at, self._waiting_since = session, began_at, None
         self._sessions = {session}

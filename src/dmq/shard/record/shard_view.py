@@ -89,6 +89,16 @@ class ShardView:
         members = {} if self.record is None else self.record.members
         return next((name for name, one in members.items() if one == own), own)
 
+    def names_of(self, replicas: Iterable[int]) -> str:
+        """The same of several, as a log line has them."""
+        return ",".join(sorted(map(self.name_of, replicas)))
+
+    @property
+    def winner(self) -> str:
+        """The same of who won the record's epoch."""
+        record = self.record
+        return "another member" if record is None or record.leader is None else self.name_of(int(record.leader, 16))
+
     @property
     def leader_address(self) -> str:
         """Where clients reach the leader; empty if that is not known."""

@@ -64,6 +64,8 @@ class Repairs:
                 await mender.scrub(journal)
             mended = await mender.mend(journal)
             self.mended += len(mended.mended)
+            if not mended.left:
+                self._again_at = float("-inf")  # what is found next waits for nothing
         if mended.mended or (mended.left and (scrub or self._is_to_be_told())):
             for start, end in mended.left:
                 log.error("damage is left", start=start, end=end, reason=mended.reason)

@@ -214,14 +214,9 @@ class Term:
         if before is not None:
             before.close()
         self._seats[request.replica] = seat
-        log.info(
-            "followed",
-            shard=self._view.shard,
-            epoch=self._epoch,
-            by=self._view.name_of(request.replica),
-            common=reply.common,
-            end=request.end,
-        )
+        by = self._view.name_of(request.replica)
+        facts = {"common": reply.common, "end": request.end}
+        log.info("followed", shard=self._view.shard, epoch=self._epoch, by=by, **facts)
         asyncio.get_running_loop().call_soon(self._push)
         return reply
 
@@ -260,7 +255,8 @@ class Term:
             del self._seats[replica]
             self._left_at.setdefault(replica, self._post.now())
             self._leader.leave(replica)
-            log.info("not followed any more", shard=self._view.shard, by=self._view.name_of(replica))
+            by, has = self._view.name_of(replica), self._in_sync.flushed_of(replica)
+            log.info("not followed any more", shard=self._view.shard, epoch=self._epoch, by=by, confirmed=has)
 
     def _push(self) -> None:
         """Send everybody what there is."""
@@ -548,7 +544,7 @@ class Term:
         if record is None or record.revision < member.revision or record.epoch < self._epoch:
             return False
         if record.epoch > self._epoch or record.leader != self._own:
-            self.cease(f"epoch {record.epoch} was won by another member")
+            self.cease(f"epoch {record.epoch} was won by {self._view.winner}")
             return False
         if self._own not in record.in_sync:
             self.cease("it was taken out of the in-sync set")
@@ -654,13 +650,17 @@ class Term:
 
     def _tell_set(self, before: frozenset[int], now: frozenset[int]) -> None:
         if before != now:
+            view, moment = self._view, self._post.now()
+            behind = [round(self._in_sync.seconds_behind(replica, moment), 1) for replica in before - now]
             log.info(
                 "in-sync set changed",
-                shard=self._view.shard,
+                shard=view.shard,
                 epoch=self._epoch,
-                joined=",".join(sorted(map(self._view.name_of, now - before))) or None,
-                left=",".join(sorted(map(self._view.name_of, before - now))) or None,
-                in_sync=",".join(sorted(map(self._view.name_of, now))),
+                joined=view.names_of(now - before) or None,
+                left=view.names_of(before - now) or None,
+                seconds_behind=max(behind, default=None),
+                in_sync=view.names_of(now),
+                committed=self._in_sync.committed,
             )
 
     def _moved(self) -> None:

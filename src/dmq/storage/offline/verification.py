@@ -39,7 +39,8 @@ Kind = Literal["torn tail", "derived", "damage", "stored"]
 
 _ADVICE: Final[dict[Kind, str]] = {
     "torn tail": "harmless: what a crash cut short; the next start moves it into salvage/",
-    "derived": "nothing is lost: the next start builds it anew from the journal; have the disk checked",
+    "derived": "nothing is lost: whatever reads it builds it anew from the journal, and so does a start without it; "
+    "have the disk checked",
     "stored": "the disk is right, its unit is intact: the record came so, from a client or an earlier DMQ; a group "
     "that reaches it gets a dead letter with the reason CORRUPT instead",
     "damage": "restore it from a replica or a backup, and have the disk checked; reads of it say so, the rest is good",

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from dmq.errors import DMQError, NotConnected, NotLeader
+from dmq.errors import DMQError, NotConnected, NotLeader, StoreFailed
 from dmq.model import Durability
 from dmq.protocol import Status
 from dmq.protocol.produce import ProduceReply
@@ -183,6 +183,25 @@ async def test_a_drop_answers_nothing_that_is_not_committed(straight: bool) -> N
         idle.send([b"three"])
         await rig.turn()
         assert idle.answers() == [Status.NOT_LEADER]
+
+
+@BOTH_WAYS
+@on_a_loop
+async def test_a_store_that_fails_answers_nothing(straight: bool) -> None:
+    """The next leader has it, or takes it: to raise `StoreFailed` would leave the sender in doubt."""
+    async with leading(straight=straight) as rig:
+        rig.leadership.follows = False
+        written, late = await rig.connect(2, has_crc=True)
+        written.send([b"one"], durability=FLUSHED)
+        await rig.turn()
+        failure = StoreFailed("the journal was removed or moved while it was in use")
+        rig.store._journal.failure = failure
+        rig.broker.writer._give_up(failure)
+        await rig.turn()
+        assert (written.answers(), written.wire.is_closed) == ([], True)
+        late.send([b"two"], durability=FLUSHED)
+        await rig.turn()
+        assert Status.STORE_FAILED not in late.answers()
 
 
 @on_a_loop

@@ -217,5 +217,6 @@ def test_the_reason_why_no_leader_was_reached_is_told() -> None:
     here.failed(A, refusal)
     here.failed(B, NotConnected("no broker answers at b:2"))
     assert "within 1 s: the leader of shard 's1' is advertised at b:2" in here.unreached(1.0).message
+    assert "if it has just ended, wait for the election" in here.unreached(1.0).message
     here.use(Fake(B))
     assert "advertised" not in here.unreached(1.0).message

@@ -12,9 +12,10 @@ import pytest
 
 from dmq.errors import DMQError, InvalidSettings, NotLeader, RegistryDown, ShardConflict, UnknownEntry, WriteUnknown
 from dmq.protocol.cluster.replication import Standing, StandingReply
+from dmq.protocol.cluster.shard import Severity
 from dmq.registry.contents import NodeContent, ShardContent, encode_content, hex_id
 from dmq.registry.memory import Fate
-from dmq.registry.registry import Create, Delete
+from dmq.registry.registry import Create, Delete, Put
 from dmq.shard.admin.record_change import RecordChange
 from dmq.shard.report import Role
 from tests.unit.shard.admin.shard_scene import CLUSTER, PATHS, A, B, C, ShardScene, node, record, reply
@@ -87,6 +88,22 @@ def test_a_member_that_does_not_answer_or_has_another_disk_is_shown_as_it_is() -
         assert b.is_in_sync
         assert c is not None
         assert c.said is None
+
+    run(story)
+
+
+def test_two_processes_under_one_name_are_told() -> None:
+    async def story(scene: ShardScene) -> None:
+        entry = await scene.client.read(PATHS.node("c"))
+        assert entry is not None
+        value = encode_content(node("c", replica=hex_id(0xCC)))
+        await scene.others.write([Put(PATHS.node("c"), value, entry.version)])
+        obstacle = "another data directory has taken the place of this one as c: stop one of the two"
+        scene.said["c"] = msgspec.structs.replace(reply("c"), replica=0xCC, role="parked", obstacle=obstacle)
+        view = await scene.operations.shard("s1")
+        (found,) = [one for one in view.findings if one.what.startswith("c ")]
+        assert found.severity is Severity.PROBLEM
+        assert found.what == f"c does not take part: {obstacle}"
 
     run(story)
 

@@ -101,6 +101,26 @@ def test_a_leader_without_its_session_is_still_the_leader() -> None:
     assert sight(leader=None, said=silent).leader == ""
 
 
+def test_a_leader_that_only_its_followers_reach_is_not_taken_for_one_that_does_not_run() -> None:
+    """The registry lost its session, so that nobody knows where to ask it."""
+    view = sight(record(leader=hex_id(A)), leader=None, **without("a"))
+    assert view.leader == ""
+    assert told(view) == [
+        (
+            Severity.WARNING,
+            "a leads without its entry in the registry, as b, c hear: its session was lost, and it serves by the "
+            "promises of its followers",
+        )
+    ]
+    a = view.member("a")
+    assert a is not None
+    assert (a.role, a.is_in_sync) == ("unknown", True)
+    silent = {"nodes": {n: node(n) for n in "bc"}, "said": {n: reply(n, silent_ms=2000) for n in "bc"}}
+    whats = [what for _, what in told(sight(record(leader=hex_id(A)), leader=None, **silent))]
+    assert "a does not run" in whats
+    assert any(what.startswith("there is no leader") for what in whats)
+
+
 def test_a_leader_that_may_not_answer_is_a_problem() -> None:
     view = sight(said={name: reply(name) for name in "bc"} | {"a": reply("a", right="none")})
     assert view.leader == "a"
@@ -216,10 +236,29 @@ def test_an_old_copy_of_the_registry_is_told_first() -> None:
     assert "seen 9" in view.findings[0].what
 
 
+def test_a_place_that_nobody_takes_can_be_given_up() -> None:
+    (found,) = sight(record(replicas=4)).findings
+    assert found.what == "3 of 4 members have joined"
+    assert found.advice.endswith("; dmq shard set s1 --replicas 3 if none is to come")
+
+
+def test_the_clock_that_is_wrong_is_told_and_not_those_that_differ_from_it() -> None:
+    hour = 3_600_000
+    clocks = [
+        ({"b": 20 - hour, "c": -hour}, [f"the clock of a is {hour - 20} ms ahead"]),  # a was asked
+        ({"b": 20, "c": -hour}, [f"the clock of c is {hour} ms behind"]),
+    ]
+    for skews, told_of in clocks:
+        view = sight(skews=skews)
+        assert [what for _, what in told(view) if what.startswith("the clock of")] == told_of
+    two = sight(**without("c") | {"skews": {"b": -hour}})
+    assert "the clock of b is 3600000 ms behind" in [what for _, what in told(two)]
+
+
 def test_a_broker_with_another_disk_joins_by_itself() -> None:
     nodes = {name: node(name) for name in "ab"} | {"c": node("c", replica=hex_id(0xCC))}
     view = sight(nodes=nodes, said={name: reply(name) for name in "ab"})
-    assert any("in the place of replica" in what for _, what in told(view))
+    assert any("c runs with another data directory, in the place of replica" in what for _, what in told(view))
 
 
 @pytest.mark.parametrize(
@@ -278,17 +317,16 @@ def runbook(root: Path) -> list[str]:
 def test_the_runbook_quotes_what_is_said(root: Path) -> None:
     waiting = {name: reply(name, role="waiting") for name in "bc"}
     cut = Obstacle.DOUBTFUL
+    late = reply("b", obstacle=Obstacle.FOLLOWING, promise_ms=2000, silent_ms=2000)
+    promised = reply("b", role="waiting", obstacle=Obstacle.PROMISED, promise_ms=2100)
     pair = [hex_id(A), hex_id(B)]
     scenes = [
-        sight(
-            leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle=Obstacle.PROMISED, promise_ms=2100)}}
-        ),
+        sight(leader=None, **without("a", "c") | {"said": {"b": promised}}),
         sight(leader=None, **without("a") | {"said": waiting}),
         sight(record(in_sync=pair), leader=None, **without("a", "b")),
-        sight(leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle=cut)}}),
-        sight(
-            leader=None, **without("a", "c") | {"said": {"b": reply("b", obstacle=Obstacle.FOLLOWING, promise_ms=3900)}}
-        ),
+        sight(leader=None, **without("a", "c") | {"said": {"b": reply("b", role="waiting", obstacle=cut)}}),
+        sight(leader=None, **without("a", "c") | {"said": {"b": late}}),
+        sight(leader=None, **without("a")),
         sight(said={name: reply(name, revision=9) for name in "abc"}),
         sight(
             said={**{n: reply(n) for n in "ab"}, "c": reply("c", role="parked", obstacle="its journal has diverged")}
@@ -307,5 +345,5 @@ def test_the_runbook_quotes_what_is_said(root: Path) -> None:
     ]
     said = [found.what for view in scenes for found in view.findings]
     quoted = runbook(root)
-    assert len(quoted) == 19
+    assert len(quoted) == 20
     assert [quote for quote in quoted if not any(quote in what for what in said)] == []
