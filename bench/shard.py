@@ -251,7 +251,7 @@ class Served(NamedTuple):
 def served(
     bench: ShardBench, broker: BrokerProcess, durability: str, followers: Sequence[BrokerProcess] = ()
 ) -> Served:
-    """Batches from a process of their own, then messages one by one from this one."""
+    """Batches from processes of their own, then messages one by one from this one."""
     load = bench.load(broker.url, durability)
     time.sleep(_WARM_SECONDS)
     pids = {"broker": broker.pid, **{f"follower {at}": one.pid for at, one in enumerate(followers, 1)}}
