@@ -1,6 +1,7 @@
 """What a replicated shard costs, beside a baseline from the same run.
 
-    python -m bench.shard [--small] [--only catch-up] [--senders N] [--batch N] [--rounds N] [--dir DIR] [--json FILE]
+    python -m bench.shard [--small] [--only catch-up] [--loads N] [--senders N] [--batch N] [--rounds N]
+                          [--dir DIR] [--json FILE]
 
 Everything runs in processes on this machine: a name server, brokers, and the load. `--small` fills 256 MB instead of
 1 GB, to see that all is well.
@@ -27,12 +28,13 @@ from crc32c import crc32c
 import dmq
 from bench.loads import Spread, machine
 from bench.rows import SEED, Row, verdict
-from bench.shard_cluster import Cluster, LoadProcess, journal_bytes
+from bench.shard_cluster import Cluster, Load, journal_bytes
 from dmq.testing.processes import BrokerProcess
 
 _BATCH: Final = 500
 _BODY_BYTES: Final = 200
 _CHUNK_BYTES: Final = 1 << 20
+_LOADS: Final = 1
 _SENDERS: Final = 2
 _WARM_SECONDS: Final = 2.0
 _RATE_SECONDS: Final = 3.0
@@ -43,13 +45,18 @@ _IDLE_SECONDS: Final = 6.0  # until a leader that has written counts as one that
 
 
 class ShardBench(NamedTuple):
-    """What all rows share: the folder, how much a journal has, how often; how many senders, and messages a call."""
+    """What all rows share: the folder, how much a journal has, how often; how many processes the load has, with how
+    many senders each, and messages a call."""
 
     folder: Path
     journal_bytes: int
     rounds: int
+    loads: int
     senders: int
     batch: int
+
+    def load(self, url: str, durability: str = "flushed") -> Load:
+        return Load(url, self.loads, self.senders, self.batch, durability)
 
 
 def fill(cluster: Cluster, name: str, size: int) -> None:
@@ -105,7 +112,7 @@ def _cpu(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)  # what clock_getcpuclockid makes of it
 
 
-def catch_up(cluster: Cluster, load: LoadProcess | None = None) -> CatchUp:
+def catch_up(cluster: Cluster, load: Load | None = None) -> CatchUp:
     """A member with an empty directory follows until it is nearly level, or for some seconds under a load.
 
     Not until it is level: it would join the in-sync set, and its leader would wait for it when it is killed.
@@ -169,7 +176,7 @@ def catching_up(bench: ShardBench) -> list[Row]:
 
 def _load_kept(bench: ShardBench, cluster: Cluster) -> tuple[Spread, Spread, list[CatchUp]]:
     """The leader's rate while a follower catches up, as a share of that before and after, by wall and by CPU time."""
-    load = LoadProcess(cluster.brokers["a"].url, bench.senders, bench.batch)
+    load = bench.load(cluster.brokers["a"].url)
     time.sleep(_WARM_SECONDS)
     kept, by_cpu, rounds = [], [], []
     before = load_rate(cluster.brokers["a"].pid, load)
@@ -185,20 +192,20 @@ def _load_kept(bench: ShardBench, cluster: Cluster) -> tuple[Spread, Spread, lis
     return Spread(kept), Spread(by_cpu), rounds
 
 
-def load_rate(pid: int, load: LoadProcess) -> LoadRate:
+def load_rate(pid: int, load: Load) -> LoadRate:
     """Over a while, with the CPU of the broker's process."""
     messages, took, cpu = watch(load, {"broker": pid})
     return LoadRate(messages / took, cpu["broker"])
 
 
-def watch(load: LoadProcess, pids: dict[str, int]) -> tuple[int, float, dict[str, float]]:
-    """Over a while: messages, seconds, and by process the microseconds of CPU a message; the load is one of them."""
-    pids = {**pids, "load": load.pid}
+def watch(load: Load, pids: dict[str, int]) -> tuple[int, float, dict[str, float]]:
+    """Over a while: messages, seconds, and by process the microseconds of CPU a message; the load counts as one."""
+    watched = {**{name: [pid] for name, pid in pids.items()}, "load": load.pids}
     began, sent = time.perf_counter(), load.sent()
-    before = {name: _cpu(pid) for name, pid in pids.items()}
+    before = {name: sum(map(_cpu, some)) for name, some in watched.items()}
     time.sleep(_RATE_SECONDS)
     messages = load.sent() - sent
-    cpu = {name: (_cpu(pid) - before[name]) * 1e6 / max(1, messages) for name, pid in pids.items()}
+    cpu = {name: (sum(map(_cpu, some)) - before[name]) * 1e6 / max(1, messages) for name, some in watched.items()}
     return messages, time.perf_counter() - began, cpu
 
 
@@ -235,12 +242,17 @@ class Served(NamedTuple):
     cpu: dict[str, float]
     send_us: float
 
+    @property
+    def cores(self) -> float:
+        """How many were busy, with the load's."""
+        return self.messages * sum(self.cpu.values()) / 1e6
+
 
 def served(
     bench: ShardBench, broker: BrokerProcess, durability: str, followers: Sequence[BrokerProcess] = ()
 ) -> Served:
-    """Batches from a process of their own, then messages one by one from this one."""
-    load = LoadProcess(broker.url, bench.senders, bench.batch, durability)
+    """Batches from processes of their own, then messages one by one from this one."""
+    load = bench.load(broker.url, durability)
     time.sleep(_WARM_SECONDS)
     pids = {"broker": broker.pid, **{f"follower {at}": one.pid for at, one in enumerate(followers, 1)}}
     messages, took, cpu = watch(load, pids)
@@ -313,7 +325,9 @@ def _serving_rows(rounds: list[Round]) -> list[Row]:
         return ", ".join(f"{name} {middle(lambda one, n=name: getattr(one, which).cpu[n]):.2f}" for name in names)  # type: ignore[misc]
 
     rates = f"{middle(lambda one: one.leader.messages) / 1e3:.0f} k messages/s beside "
-    rates += f"{middle(lambda one: one.lone.messages) / 1e3:.0f} k"
+    rates += f"{middle(lambda one: one.lone.messages) / 1e3:.0f} k, "
+    cores = [middle(lambda one, w=which: getattr(one, w).cores) for which in ("leader", "lone")]  # type: ignore[misc]
+    rates += f"with {cores[0]:.2f} cores busy beside {cores[1]:.2f}"
     sends = f"{middle(lambda one: one.leader.send_us):.0f} us beside {middle(lambda one: one.lone.send_us):.0f}"
     figures = {"rounds": [one._asdict() for one in rounds]}
     return [
@@ -355,7 +369,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="256 MB instead of 1 GB: a quick check")
     parser.add_argument("--only", default=",".join(ROWS), help=f"some of {','.join(ROWS)}")
-    parser.add_argument("--senders", type=int, default=_SENDERS, help="threads of the load; two if left out")
+    parser.add_argument("--loads", type=int, default=_LOADS, help="processes of the load; one if left out")
+    parser.add_argument("--senders", type=int, default=_SENDERS, help="threads of each of them; two if left out")
     parser.add_argument("--batch", type=int, default=_BATCH, help="messages a call of the load; 500 if left out")
     parser.add_argument("--dir", type=Path, help="where to put the directories; a temporary folder if left out")
     parser.add_argument("--json", type=Path, help="also write the figures there")
@@ -368,7 +383,7 @@ def main() -> None:
     size = 256 << 20 if options.small else 1 << 30
     rows: list[Row] = []
     try:
-        bench = ShardBench(folder, size, options.rounds, options.senders, options.batch)
+        bench = ShardBench(folder, size, options.rounds, options.loads, options.senders, options.batch)
         for name in (name for name in ROWS if name in names):
             for row in ROWS[name](bench):
                 rows.append(row)
@@ -377,7 +392,7 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     if options.json:
         settings: dict[str, Any] = {"seed": SEED, "rounds": options.rounds, "journal_bytes": size}
-        settings |= {"senders": options.senders, "batch": options.batch}
+        settings |= {"loads": options.loads, "senders": options.senders, "batch": options.batch}
         result = {**machine(), **settings, "load_average": os.getloadavg(), "rows": [row._asdict() for row in rows]}
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 

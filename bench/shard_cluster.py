@@ -14,7 +14,7 @@ from typing import Final, Self
 import dmq
 from dmq.testing.processes import BrokerProcess, free_port, read_line
 
-__all__ = ["Cluster", "LoadProcess", "journal_bytes"]
+__all__ = ["Cluster", "Load", "LoadProcess", "journal_bytes"]
 
 _WAIT_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.1
@@ -107,6 +107,29 @@ class Cluster:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_LOOK_SECONDS)
+
+
+class Load:
+    """Some processes that send as fast as they are answered. One has one core at most, and its interpreter's lock.
+
+    Parameters:
+        processes: how many; see `LoadProcess` for the others.
+    """
+
+    def __init__(self, url: str, processes: int, senders: int, batch: int, durability: str = "flushed") -> None:
+        self._processes = [LoadProcess(url, senders, batch, durability) for _ in range(processes)]
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def sent(self) -> int:
+        """Messages that were answered so far."""
+        return sum(process.sent() for process in self._processes)
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.stop()
 
 
 class LoadProcess:

@@ -70,6 +70,7 @@ class Cluster:
         self.rng = rng = random.Random(seed)
         self.history: list[tuple[float, str, str]] = []
         self.failures: list[str] = []
+        self.waits_for_person = False  # in the end: nobody may be elected
         self.schedule = Schedule(random.Random(rng.random()))
         scale = scale or rng.choice((0.5, 0.5, 1.0))
         self.member_settings = MemberSettings(
@@ -290,6 +291,7 @@ class Cluster:
         if not self.pass_time(_PROGRESS_SECONDS, self.is_whole):
             if self.is_a_person_needed():
                 self.note("", "nobody can be elected: the disks that had all were lost, or are in doubt")
+                self.waits_for_person = True
                 return
             self.await_progress("whole and committing", self.is_whole)
         self.clients.is_stopping = True
