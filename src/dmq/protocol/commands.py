@@ -287,6 +287,10 @@ _responses: Final[_Decoders] = {
 
 
 _UNKNOWN_FLAGS: Final = MUST_KNOW_FLAGS & ~KNOWN_FLAGS
+# As plain numbers: to name a member of an enum costs as much as a call.
+_REQUEST: Final = int(Kind.REQUEST)
+_RESPONSE: Final = int(Kind.RESPONSE)
+_ONE_WAY: Final = int(Kind.ONE_WAY)
 
 
 def request_head(command: int, header: Header, correlation: int, body_bytes: int = 0, flags: int = 0) -> bytes:
@@ -300,12 +304,12 @@ def request_head(command: int, header: Header, correlation: int, body_bytes: int
         raw = encode_header(header)
     except (OverflowError, UnicodeEncodeError, TypeError) as error:
         raise InvalidRequest(f"command {command:#06x} cannot be asked like this: {error}") from error
-    return frame_head(Kind.REQUEST, command, raw, body_bytes, correlation=correlation, flags=flags)
+    return frame_head(_REQUEST, command, raw, body_bytes, correlation=correlation, flags=flags)
 
 
 def response_head(command: int, header: Header, correlation: int, body_bytes: int = 0) -> bytes:
     """The answer to a request, up to its body; whole if it has none."""
-    return frame_head(Kind.RESPONSE, command, encode_header(header), body_bytes, correlation=correlation)
+    return frame_head(_RESPONSE, command, encode_header(header), body_bytes, correlation=correlation)
 
 
 # The header of an answer to PRODUCE is an array of five: u8, u64, u64, a small number, a bool; each with the byte that
@@ -318,7 +322,6 @@ _SHARD_REPLY: Final = struct.Struct(_REPLY.format + "BIBI")
 _SHARD_ANSWER: Final = struct.Struct(HEAD.format + _SHARD_REPLY.format[1:])
 _pack_answer: Final = _ANSWER.pack
 _pack_crc: Final = CRC.pack
-_RESPONSE: Final = int(Kind.RESPONSE)
 _PRODUCE: Final = int(Command.PRODUCE)
 
 
@@ -373,7 +376,7 @@ sealed_produce_answer: Final = choose(sealed_produce_answer_plain, "sealed_produ
 
 def one_way_head(command: int, header: Header, body_bytes: int = 0) -> bytes:
     """A frame that is not answered, up to its body; whole if it has none."""
-    return frame_head(Kind.ONE_WAY, command, encode_header(header), body_bytes)
+    return frame_head(_ONE_WAY, command, encode_header(header), body_bytes)
 
 
 def error_frame(error: BaseException, command: int = Command.NONE, correlation: int = 0) -> bytes:

@@ -64,7 +64,7 @@ import numpy as np
 from crc32c import crc32c
 
 from dmq.clock import Clock, SystemClock
-from dmq.compiled import choose
+from dmq.compiled import choose, find
 from dmq.errors import FrameCorrupt, ProtocolError, VersionMismatch
 from dmq.protocol.strangers import describe_stranger
 
@@ -305,6 +305,7 @@ class FrameParser:
         "_has_views",
         "_is_own",
         "_start",
+        "_whole_bytes_max",
         "error",
         "is_checked",
         "pending_since",
@@ -350,6 +351,7 @@ class FrameParser:
                 f"a frame takes {HEAD_BYTES} to {FRAME_BYTES_CEILING} bytes, so {value} cannot be its limit"
             )
         self._frame_bytes_max = value
+        self._whole_bytes_max = min(value, VIEW_BYTES_MIN - 1)  # which no view is worth
 
     @property
     def has_partial(self) -> bool:
@@ -410,6 +412,12 @@ class FrameParser:
         buffer = self._buffer
         assert buffer is not None
         assert 0 <= nbytes <= len(buffer) - self._end
+        if _split_frames is not None and not self._end and self.is_checked and nbytes <= self._whole_bytes_max:
+            frames = None if self.error is not None else _split_frames(buffer, nbytes, Frame)
+            if frames is not None:  # as a rule: some small ones, all of them here
+                self._expected = 0
+                self._let_go(buffer)
+                return frames
         return self._advance(buffer, self._start, self._end + nbytes, is_ours=True)
 
     def feed(self, data: Buffer) -> list[Frame]:
@@ -637,6 +645,7 @@ def whole_one_way(buffer: memoryview, size: int) -> Whole | None:
 
 
 whole_request: Final = choose(whole_request_plain, "whole_request")
+_split_frames: Final[Callable[..., list[Frame] | None] | None] = find("split_frames")
 
 
 def _corrupt(why: str) -> FrameCorrupt:

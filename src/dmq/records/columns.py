@@ -33,6 +33,7 @@ __all__ = [
     "find_spans",
     "have_bodies",
     "key_in_place",
+    "open_push",
     "open_records",
     "walk_parts",
 ]
@@ -55,6 +56,13 @@ have_bodies: Final[Callable[..., bool] | None] = find("have_bodies")
 """Whether each record has its body in itself, as it was sent, or in a block that can be expanded, which is done then;
 by a compiled loop, None where there is none. Parameters: the buffer; where each record begins in it, and where the
 last one ends; `expand`, as above.
+"""
+
+open_push: Final[Callable[[bytes, int], tuple[bytes, list[int], list[bytes], list[str | None]] | None] | None] = find(
+    "open_push"
+)
+"""`open_records` for the body of a push, of which it is told how many records it has: the records, where each begins
+and the last one ends, bodies and keys. None also if the records do not fill the body.
 """
 
 _FIXED_DTYPE: Final = np.dtype(

@@ -203,3 +203,32 @@ def test_on_a_loop_what_is_behind_a_handler_that_waits_goes_to_another_task() ->
             await asyncio.wait_for(scenario(broker, await broker.aio_connect()), PATIENCE)
 
     asyncio.run(main())
+
+
+def test_a_thread_that_reads_on_heeds_a_retry_a_pause_and_the_end(client: Client) -> None:
+    seen: list[tuple[bytes, int]] = []
+    consumer, producer = client.consumer("orders", "billing"), client.producer()
+
+    def handle(message: ReceivedMessage) -> None:
+        seen.append((message.body, message.attempt))
+        if len(seen) == WARM_UP:
+            raise ValueError("the first time")
+
+    with Handling(consumer, handle, workers=1, policy="block"):
+        for number in range(WARM_UP):
+            # Nobody waits for an answer, so that the lead is lent.
+            producer.send_async("orders", str(number).encode())
+            eventually(lambda number=number: len(seen) > number)  # type: ignore[misc]
+        eventually(lambda: len(seen) == WARM_UP + 1)
+        assert seen[-1] == seen[-2]
+        eventually(lambda: consumer._subscriber._reads_on)
+        consumer.pause()
+        producer.send("orders", b"paused")
+        assert lag(client) == 1
+        assert len(seen) == WARM_UP + 1
+        consumer.resume()
+        eventually(lambda: seen[-1] == (b"paused", 1))
+        producer.send_async("orders", b"last")
+        eventually(lambda: seen[-1] == (b"last", 1))
+        eventually(lambda: lag(client) == 0)
+    assert len(seen) == WARM_UP + 3

@@ -53,6 +53,9 @@ RETRY: Final = RETRY_QUEUES  # a queue of the retry topic is its number and this
 # Of messages that must not go out, so many are looked through at a time, so often in one go.
 _DOOMED_BATCH: Final = 1024
 _DOOMED_ROUNDS: Final = 8
+# As plain numbers: to name a member of an enum costs as much as a call.
+_ACK: Final = int(Verdict.ACK)
+_ACKED: Final = int(Outcome.ACKED)
 _NOBODY: Final = Holder("")
 _HELD_MS: Final = 250
 _REFUSED_MS: Final = 2000  # what a disk refuses may take it seconds to refuse
@@ -600,9 +603,10 @@ class Channel:
             raise LeaseLost(f"{said.topic or self.topic.name!r} has no queue {said.queue} of this group")
         cursor = self.cursors.get(queue) or self.cursor(queue)
         ranges: Ranges | None = [(first, first + count) for first, count in said.ranges] or None
+        if said.outcome == _ACK:  # as a rule
+            self.settled(queue, cursor.ack(said.epoch, said.lease, ranges, now_ms))
+            return
         match said.outcome:
-            case Verdict.ACK:
-                self.settled(queue, cursor.ack(said.epoch, said.lease, ranges, now_ms))
             case Verdict.NACK:
                 failure = Failure(said.epoch, said.lease, ranges, said.reason, delay_ms=said.delay_ms)
                 self._parts.failures.nack(self, queue, failure)
@@ -624,7 +628,7 @@ class Channel:
         self._parts.write(events)
         for event in events:
             count = int.from_bytes(event.bitmap, "little").bit_count() if event.bitmap else event.count
-            if event.outcome == Outcome.ACKED:
+            if event.outcome == _ACKED:
                 self.traffic.acked += count
                 self._parts.traffic.acked += count
             elif event.outcome == Outcome.DEAD:

@@ -42,6 +42,7 @@ log = EventLog(__name__)
 # would all be in memory before the first of them could be refused or answered.
 WORKING_MAX: Final = 256
 _AGAIN_MS: Final = 50
+_RESPONSE: Final = int(Kind.RESPONSE)  # as a plain number: to name a member of an enum costs as much as a call
 
 # Takes the Broker, or the dispatcher if it needs none. The work it returns goes on by itself; requests are begun in the
 # order they came in.
@@ -203,7 +204,7 @@ class Dispatcher:
             self._refuse(connection, frame, error)
 
     def _serve(self, session: Session, frame: Frame) -> None:
-        if frame.kind == Kind.RESPONSE:
+        if frame.kind == _RESPONSE:
             return  # an answer to nothing we asked is ignored (D-23)
         header = decode_request(frame)
         entry = self._commands.get(frame.command)

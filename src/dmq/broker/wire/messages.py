@@ -86,8 +86,9 @@ def credit(broker: Broker, session: Session, frame: Frame, asked: Credit) -> Non
 
 
 def settle(broker: Broker, session: Session, frame: Frame, asked: Settle) -> None:
-    refused = session.client.settle(asked, is_waited_for=frame.kind == Kind.REQUEST)
-    if frame.kind != Kind.REQUEST:
+    is_waited_for = frame.kind == _REQUEST
+    refused = session.client.settle(asked, is_waited_for=is_waited_for)
+    if not is_waited_for:
         return
     if not refused:
         session.answer(frame, SettleReply())
@@ -96,7 +97,8 @@ def settle(broker: Broker, session: Session, frame: Frame, asked: Settle) -> Non
     session.answer(frame, SettleReply([Refusal(index, *texts.of(error)) for index, error in refused]))
 
 
-# As a plain number: an operation on an enum costs more than all the rest.
+# As plain numbers: an operation on an enum costs more than all the rest.
+_REQUEST: Final = int(Kind.REQUEST)
 _DUES: Final = int(ProduceFlag.DUES)
 _BLOCKS: Final = int(ProduceFlag.BLOCKS)
 

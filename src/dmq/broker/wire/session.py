@@ -20,6 +20,7 @@ from dmq.broker.delivery.client import Client
 from dmq.broker.delivery.waiters import Handed
 from dmq.broker.publish.publisher import PublishRequest
 from dmq.broker.publish.straight_path import sender_at
+from dmq.compiled import find
 from dmq.errors import DMQError, NotConnected, NotLeader, StoreClosed
 from dmq.net.connection import Connection
 from dmq.protocol.batch import pack_records
@@ -57,6 +58,7 @@ _MANY: Final = 8
 _SMALL_BYTES: Final = 2048
 
 _REQUEST: Final = int(Kind.REQUEST)  # as a plain number: an operation on an enum costs more than all the rest
+_sealed_push: Final[Callable[..., bytes] | None] = find("sealed_push")
 _SIGN_OF_LIFE: Final = request_head(Command.HEARTBEAT, Heartbeat(0), 1)
 
 T = TypeVar("T")
@@ -236,6 +238,20 @@ class PushSink:
         return self._session.address
 
     def push(self, handed: Handed) -> None:
+        connection, (queue, lease, lengths, pieces, size, ids, sought, topic) = self._connection, handed
+        if (
+            _sealed_push is not None and size < _SMALL_BYTES and type(lengths) is list and len(pieces) == len(ids) == 1
+            and not topic and connection.parser.is_checked
+        ):  # fmt: skip
+            numbers = (
+                self._number, queue, lease.epoch, lease.number, lease.start, lease.stop, lease.attempt,
+                lease.deadline_ms - lease.leased_at_ms, sought,
+            )  # fmt: skip
+            connection.send_sealed(_sealed_push(numbers, ids[0], lengths, pieces[0]))
+        else:
+            self._push(handed)
+
+    def _push(self, handed: Handed) -> None:
         body = [pack_records(handed.lengths), *handed.pieces]  # as `wire_body`
         size = sum(map(len, body))
         head = one_way_head(Command.CONSUMER_PUSH, Push(self._number, [wire_lease(handed)]), size)

@@ -78,6 +78,8 @@ class Connection(Peer["Connection"]):
         )
         self.until: Final = self.turns.until
         self.take_ready: Final = self.turns.take_ready
+        self.receive: Final = self._receive
+        """Wait so many seconds for bytes, and do what they ask. Only for the thread that leads."""
         self.nudge: Final = self._wire.wake
         """Have the thread that reads look again whether what it waits for is there."""
 
@@ -591,6 +593,29 @@ class Turns:
         del self._lead_of[0]
         self._on_left()
 
+    def resume(self) -> bool:
+        """Lead from now on, until `lend`, as the thread that lent the lead, or where nobody has; False if another one
+        leads, or has lent it."""
+        if (self._lender and self._lender != threading.get_ident()) or not self.take():
+            return False
+        self._lender = 0
+        return True
+
+    def lend(self, *, is_lent: bool) -> None:
+        """Lead no more.
+
+        Parameters:
+            is_lent: this thread will be back in a moment, to `resume`.
+        """
+        self.release()
+        self._lend(is_lent)
+
+    def _lend(self, is_lent: bool) -> None:
+        if is_lent and not self._impatient and (self._followers or self.attention):
+            self._loans += 1
+            self._lender = threading.get_ident()
+        self._pass_on()
+
     def take_ready(self) -> None:
         """Read what is here, without waiting for more; nothing if another thread reads."""
         if self._lead(lambda: False, 0.0) is not None:
@@ -651,10 +676,7 @@ class Turns:
         self._impatient -= not is_patient
         if self._watcher is waiter:
             self._watcher = None
-        if is_lent and not self._impatient and (self._followers or self.attention):
-            self._loans += 1
-            self._lender = threading.get_ident()
-        self._pass_on()
+        self._lend(is_lent)
 
     def patience(self, waiter: Waiter) -> float:
         """How long a thread that is patient waits before it tries to lead."""

@@ -56,6 +56,10 @@ from dmq.version import __version__
 __all__ = ["OnAnswer", "Pending", "Push", "Received", "Session", "make_hello"]
 
 OUTSTANDING_MAX: Final = 65_536
+# As plain numbers: to name a member of an enum costs as much as a call.
+_RESPONSE: Final = int(Kind.RESPONSE)
+_ONE_WAY: Final = int(Kind.ONE_WAY)
+_HEARTBEAT: Final = int(Command.HEARTBEAT)
 _OURS: Final = CORRELATION_MAX  # the correlation of what the session itself asks: hello and heartbeats
 SILENCE_FACTOR: Final = 3  # so many heartbeats in a row may be missed
 HEARTBEAT_MARGIN: Final = 0.5  # sent this early, so that a late timer does not make us silent
@@ -299,7 +303,7 @@ class Session:
 
     def _take(self, frame: Frame, received: Received) -> None:
         kind = frame.kind
-        if kind == Kind.RESPONSE:
+        if kind == _RESPONSE:
             pending = self._outstanding.get(frame.correlation)
             if pending is not None:
                 received.answers.append((pending, frame))
@@ -308,8 +312,8 @@ class Session:
                     self._answered_since = pending.sent_at
             elif frame.correlation in (0, _OURS):
                 self._take_own(frame)
-        elif kind == Kind.ONE_WAY:
-            if frame.command == Command.HEARTBEAT:
+        elif kind == _ONE_WAY:
+            if frame.command == _HEARTBEAT:
                 return
             try:
                 header = decode_request(frame)

@@ -78,6 +78,8 @@ class ConsumerCore:
         self.urgent_count = max(1, options.prefetch // 4)
         self.handlers = 1  # how many work on messages at a time
         self.pace = 1  # messages that a handler gets done in a millisecond
+        self.reader_limit = 0  # so many messages the thread that reads takes itself, if nothing else waits
+        self.begun: Turn | None = None  # what it took
         self._has_progress = False
         self._taken = 0  # handed out, and not settled
         self.member = ""  # its name in the group
@@ -128,12 +130,9 @@ class ConsumerCore:
         """
         begun = self.now() if since is None else since
         with self.lock:
-            plain = None
-            if is_for_handlers and len(leases) == 1 and without == () and self.room is None:
-                plain = book.take_plain(self, leases[0], body, begun)
-            if plain is not None:
-                self._prefetch.put(plain, range(plain.count))
-            else:
+            may_be_plain = is_for_handlers and len(leases) == 1 and without == () and self.room is None
+            plain = book.take_plain(self, leases[0], body, begun) if may_be_plain else None
+            if plain is None:
                 for one in self._deliveries(
                     book, leases, body, begun=begun, without=without, is_for_handlers=is_for_handlers
                 ):
@@ -141,8 +140,16 @@ class ConsumerCore:
                     if self.room is not None:
                         chosen = self._refuse(one, chosen, self.room() - self._prefetch.count)
                     self._prefetch.put(one, chosen)
+            elif plain.count > self.reader_limit or self.begun or self._prefetch.count or self.is_paused:
+                self._prefetch.put(plain, range(plain.count))
+            else:  # the thread that reads handles it: as `put` and `begin_turn`
+                self._taken += plain.count
+                self._has_progress = True
+                self.begun = Turn.of_all(plain)
+                self._turns.append(self.begun)
             waiting = self._prefetch.count
-            must_report = bool(book.dirty)
+            is_long = self.begun is not None and self.begun.stop > 1 and not self.is_report_due  # as in `begin_turn`
+            must_report = bool(book.dirty) or is_long
         if must_report:
             self.on_reports(False)
         return waiting
@@ -306,7 +313,7 @@ class ConsumerCore:
             taken: list[tuple[Delivery, int]] = []
             while not taken and (taken := self._prefetch.take(limit, self.now())):
                 self._taken += len(taken)
-                taken = self._readable(taken)
+                taken = [one for one in taken if self._readable_of(one[0], one[1:])]
                 if not self._unreadable:
                     return taken
         self._tell_unreadable()
@@ -356,9 +363,6 @@ class ConsumerCore:
             else:
                 readable.append(index)
         return readable
-
-    def _readable(self, taken: list[tuple[Delivery, int]]) -> list[tuple[Delivery, int]]:
-        return [(delivery, index) for delivery, index in taken if self._readable_of(delivery, (index,))]
 
     def _readable_parts(self, parts: list[Part]) -> list[Part]:
         return [(delivery, found) for delivery, some in parts if (found := self._readable_of(delivery, some))]

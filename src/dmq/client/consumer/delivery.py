@@ -25,12 +25,13 @@ from dmq.client.producer.encoder import decode_body
 from dmq.errors import InvalidMessage, RecordCorrupt
 from dmq.model import MessageId
 from dmq.offset_runs import offset_runs
-from dmq.protocol import Buffer, place_records
+from dmq.protocol import Buffer
+from dmq.protocol.batch import FEW
 from dmq.protocol.consume import Lease, Outcome
 from dmq.records import RecordView
 from dmq.records.block import BodyBlocks
 from dmq.records.check import checked_bodies, many_bodies
-from dmq.records.columns import NO_SPAN, NOTHING, Spans, find_spans, have_bodies, key_in_place, open_records
+from dmq.records.columns import NO_SPAN, NOTHING, Spans, find_spans, have_bodies, key_in_place, open_push, open_records
 from dmq.records.layout import (
     BLOCK,
     BODY_AT,
@@ -449,21 +450,17 @@ def is_one_run(lease: Lease) -> bool:
 def plain_delivery(core: Holder, broker: int, lease: Lease, body: Buffer) -> Delivery | None:
     """The only lease of a frame, with bodies and keys taken out and checked, where that takes no more than one look at
     each record: they are few and small, and stand as they were sent. None where it has to be looked at more closely.
-
-    Raises:
-        InvalidRequest: the frame does not add up.
     """
-    bounds, data = place_records(body, lease.count)
-    size = len(data)
-    if open_records is None or type(bounds) is not list or bounds[-1] != size or size > lease.count * _SMALL_BYTES:
+    count = lease.count
+    if open_push is None or type(body) is not bytes or count >= FEW or len(body) > count * _SMALL_BYTES:
         return None
-    buffer = bytes(data)
-    opened = open_records(buffer, bounds, 0, lease.count, expand=None, is_checked=True)
+    opened = open_push(body, count)
     if opened is None:
         return None
+    buffer, bounds, bodies, keys = opened
     delivery = Delivery(core, broker, lease, buffer, bounds=bounds)
     delivery.is_packed = False
-    delivery.bodies, delivery.keys = opened
+    delivery.bodies, delivery.keys = bodies, keys
     return delivery
 
 

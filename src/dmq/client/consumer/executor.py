@@ -54,10 +54,19 @@ def pace_of(seconds: float, done: int) -> int:
     return max(1, min(PACE_MAX, int(TURN_SECONDS * max(1, done) / seconds) if seconds > 0 else PACE_MAX))
 
 
+class Reader(Protocol):
+    """What waits and reports for that consumer."""
+
+    def read_on(self, limit: int, is_over: Callable[[], object]) -> Turn | None: ...
+
+
 class Source(Protocol):
     """The consumer whose messages are handled."""
 
     is_closing: bool
+
+    @property
+    def _subscriber(self) -> Reader: ...
 
     def _await(self, take: Callable[[], R], is_over: Callable[[], object] = ...) -> R | None: ...
 
@@ -82,6 +91,7 @@ class Executor:
         self._policy = check_policy(policy)
         self._consumer = consumer
         self._core = core
+        self._read_on = consumer._subscriber.read_on
         self._handler = handler
         self._workers = workers
         self._local_retries = local_retries
@@ -179,10 +189,14 @@ class Executor:
         with self._lock:
             self._idle += 1
         try:
-            return self._consumer._await(lambda: self._core.begin_turn(limit), lambda: self._is_stopping)
+            turn = None if self._is_over() else self._read_on(limit, self._is_over)
+            return turn or self._consumer._await(lambda: self._core.begin_turn(limit), lambda: self._is_stopping)
         finally:
             with self._lock:
                 self._idle -= 1
+
+    def _is_over(self) -> bool:
+        return self._is_stopping or self._consumer.is_closing
 
     def _turn(self, turn: Turn, is_caller: bool) -> int:
         """Handle messages one after another; returns how many were begun."""

@@ -185,6 +185,13 @@ class Turn:
         self.acked = 0
         self._looked = -1
 
+    @classmethod
+    def of_all(cls, delivery: Delivery) -> Turn:
+        """A turn of all messages of a delivery, none of which waited for anybody."""
+        count = delivery.count
+        delivery.states[:], delivery.waiting = _TAKEN * count, 0
+        return cls(delivery, range(count))
+
     def is_stuck(self) -> bool:
         """Whether the handler is at the same message as when this was asked last, with others behind it."""
         looked, self._looked = self._looked, self.done

@@ -20,6 +20,7 @@ from dmq.client.connection.router import Router
 from dmq.client.connection.threads import Trace, Waiter
 from dmq.client.consumer.core import ConsumerCore
 from dmq.client.consumer.options import ConsumerOptions
+from dmq.client.consumer.prefetch import Turn
 from dmq.client.consumer.subscription import ALL, Subscription, Subscriptions
 
 __all__ = ["Subscriber"]
@@ -48,6 +49,8 @@ class Subscriber:
         self._flushing = threading.RLock()  # a thread that sends may have to read, and hear of more to send
         self._must_flush = False
         self._waiters: dict[int, Waiter] = {}  # by thread
+        self._reader = Waiter()  # of a thread that reads on, which is nudged and never woken
+        self._reads_on = 0  # that thread
         self._calls = 0  # of all who wait: the connections may be others
         self._attended: list[Connection] = []
         self.on_start_anew: Callable[[], None] = lambda: None
@@ -92,6 +95,50 @@ class Subscriber:
                 )
         finally:
             del self._waiters[me]
+
+    def read_on(self, limit: int, is_over: Callable[[], object]) -> Turn | None:
+        """`wait` for messages by a thread that may lead at once, as one that lent the lead and is back: the turn that a
+        push began, if nothing else waits. None if the thread is to look, or to wait, as any other.
+
+        Parameters:
+            limit: how many messages it takes at most.
+        """
+        core, one = self._core, self.subscriptions.only
+        connection = None if one is None or core.ended is not None else one.pool.current()
+        if (
+            one is None or connection is None or core.prefetched[0] or one.book.has_reports
+            or not connection.turns.resume()
+        ):  # fmt: skip
+            return None
+        me = threading.get_ident()
+        self._reads_on = me
+        try:
+            self._waiters[me] = self._reader
+            # One that takes queues by a strategy gives back what was on its way from others.
+            core.reader_limit = 0 if core.options.strategy else limit
+            one.starve()
+            deadline = time.monotonic() + _LOOK_SECONDS
+            while not (core.begun or core.waiting or core.ended or is_over() or connection.is_closed):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                connection.receive(left)
+        except BaseException:  # of a signal's handler
+            self._let_begun_wait()
+            raise
+        finally:
+            core.reader_limit, turn, core.begun = 0, core.begun, None
+            self._reads_on = 0
+            connection.turns.lend(is_lent=core.is_quick)
+            self._waiters.pop(me, None)
+        return turn
+
+    def _let_begun_wait(self) -> None:
+        """The thread that read on does not come to what it began: others may."""
+        core = self._core
+        core.reader_limit, turn, core.begun = 0, core.begun, None
+        if turn is not None:
+            core.end_turn(turn)
 
     def _wait_at_all(self, is_done: Callable[[], object], seconds: float) -> None:
         """Wait for a message from any of several brokers, reading all of them."""
@@ -160,6 +207,9 @@ class Subscriber:
     def mend(self, trace: Trace) -> None:
         """An exception out of a signal's handler ended a call of this thread: it waits and reports no more."""
         self._waiters.pop(threading.get_ident(), None)
+        if self._reads_on == threading.get_ident():
+            self._reads_on = 0
+            self._let_begun_wait()
         with contextlib.suppress(RuntimeError):  # it is not this thread's
             while True:
                 self._flushing.release()

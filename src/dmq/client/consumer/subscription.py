@@ -61,7 +61,7 @@ __all__ = [
 
 log = EventLog(__name__)
 
-
+_SETTLE: Final = int(Command.SETTLE)
 ANSWER_SECONDS: Final = 10.0
 LAST_WORDS_SECONDS: Final = 5.0
 LEARN_SECONDS: Final = 1.0
@@ -283,7 +283,7 @@ class Subscription(Generic[P]):
         frames, at = [*self._core.take_lost(self.book, link), *frames], 0
         try:
             for frame in frames:
-                link.tell(Command.SETTLE, frame)
+                link.tell(_SETTLE, frame)
                 at += 1
             if at and self._core.told(self.book, link, frames):
                 link.submit(Command.HEARTBEAT, Heartbeat(0), on_answer=lambda answer: None, attended=False)
@@ -335,8 +335,7 @@ class Subscription(Generic[P]):
         """The topic has no queues at the broker any more."""
         self.pool.unwatch(self)
         link = self.pool.current()
-        farewell = None if link is None else self.farewell(link)
-        if link is not None and farewell is not None:
+        if link is not None and (farewell := self.farewell(link)) is not None:
             with contextlib.suppress(DMQError):  # it notices by itself
                 link.submit(Command.UNSUBSCRIBE, farewell, on_answer=lambda answer: None, attended=False)
 
@@ -357,11 +356,12 @@ class Subscription(Generic[P]):
         header = push.header
         if isinstance(header, Push):
             if header.subscription == self._all.number:
-                lease_ms = min([lease.lease_ms for lease in header.leases], default=0)
+                leases = header.leases
+                lease_ms = leases[0].lease_ms if len(leases) == 1 else min([one.lease_ms for one in leases], default=0)
                 if push.since + lease_ms / 2000 < self._core.now():
-                    self._confirm(link, header.leases, bytes(push.body))
+                    self._confirm(link, leases, bytes(push.body))
                 else:
-                    self._take(header.leases, push.body, push.since)
+                    self._take(leases, push.body, push.since)
         elif isinstance(header, GroupMembers):
             if header.subscription == self._all.number:
                 self.queue_count = header.queues
@@ -376,6 +376,8 @@ class Subscription(Generic[P]):
 
     def _take(self, leases: Sequence[Lease], body: Buffer, since: float, without: Container[int] = ()) -> None:
         count = self._core.received(self.book, leases, body, since, without=without, is_for_handlers=True)
+        if not count and self._core.begun is not None:
+            return  # the thread that reads handles it
         if count and not self._all.is_looking:
             self._all.look_later()
         if self._all.is_divided:
@@ -431,10 +433,8 @@ class Subscription(Generic[P]):
             queues, is_told = self.queues, self._told_queues == self.queues
             self._told_queues = queues
         if not is_told:
-            try:
+            with contextlib.suppress(DMQError):  # the next subscription has it right
                 link.tell(Command.ASSIGN, Assign(self._all.number, queues))
-            except DMQError:
-                pass  # the next subscription has it right
 
     def _give_back_stray(self, leases: Sequence[Lease]) -> None:
         """Give back what was on its way from queues that we had dropped by then."""

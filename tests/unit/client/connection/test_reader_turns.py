@@ -249,3 +249,59 @@ def test_a_thread_that_watches_reads_at_once_when_nobody_does_and_nobody_is_back
     turns.part(other, is_patient=True, is_lent=False)
     assert turns.patience(watcher) == 0.0
     turns.part(watcher, is_patient=True, is_lent=False)
+
+
+def lent(wire: Wire, other: Waiter | None = None) -> Turns:
+    """The turns of a wire that this thread has read and lent.
+
+    Parameters:
+        other: of a thread that waits as well and never gets to look; left out, the background thread watches.
+    """
+    if other is None:
+        wire.turns.attention = 1
+    else:
+        wire.turns.join(other, is_patient=True)
+    wire.send("first")
+    wire.await_word("first", is_patient=True, is_lender=True)
+    return wire.turns
+
+
+def test_a_thread_that_lent_the_lead_takes_it_up_again_where_nobody_else_has(wire: Wire) -> None:
+    turns = lent(wire, Waiter())
+    elsewhere: list[bool] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(turns.resume()))
+    thread.start()
+    thread.join(PATIENCE)
+    assert elsewhere == [False]
+    assert turns.resume()
+    assert not turns.resume()  # it leads already
+    turns.lend(is_lent=True)
+    assert not turns.is_mine
+    assert turns.take()  # for an answer, as any other thread might
+    assert not turns.resume()
+    turns.leave()
+    assert turns.resume()
+    turns.lend(is_lent=False)
+    assert not turns.is_taken
+    assert turns.resume()  # nobody else wants it
+    turns.lend(is_lent=False)
+
+
+def test_a_lender_whose_lead_the_watcher_took_waits_as_any_other(wire: Wire) -> None:
+    turns = lent(wire)
+    eventually(lambda: turns.is_taken)  # nobody came back
+    assert not turns.resume()
+    wire.send("other")
+    assert wire.reader_of("other") == "background"
+
+
+def test_a_lead_is_not_lent_while_somebody_waits_for_an_answer(wire: Wire) -> None:
+    other = Waiter()
+    turns = lent(wire, other)
+    assert turns.resume()
+    wire.thread("asker", lambda: wire.await_word("answer"))
+    eventually(lambda: len(turns._followers) == 2)
+    turns.part(other, is_patient=True, is_lent=False)
+    turns.lend(is_lent=True)
+    wire.send("answer")
+    assert wire.reader_of("answer") == "asker"

@@ -13,6 +13,7 @@ import pytest
 
 from dmq.client.consumer.delivery import Delivery
 from dmq.client.consumer.message import OpenedMessage, ReceivedMessage, messages_of
+from dmq.client.consumer.prefetch import Turn
 from dmq.model import Message
 from dmq.protocol import Buffer
 from dmq.protocol.consume import Lease
@@ -44,11 +45,29 @@ class Heard:
     def pushed(self, leases: Sequence[Lease], body: Buffer) -> None:
         self.seen.append(self.core.received(self.book, leases, body, is_for_handlers=True))
 
+    def told(self, is_urgent: bool) -> None:
+        """There is something to report: as the part of a consumer that reports, once in a while."""
+        self.urgent.append(is_urgent)
+        self.core.is_report_due |= not is_urgent
+
+    def pushed_to_reader(self, leases: Sequence[Lease], body: Buffer, limit: int, *, reads: bool) -> Turn | None:
+        """The same to a thread that takes a turn at once.
+
+        Parameters:
+            reads: it says before how many messages it takes, as one that reads by itself.
+        """
+        self.core.reader_limit = limit if reads else 0
+        self.core.received(self.book, leases, body, is_for_handlers=True)
+        turn, self.core.begun, self.core.reader_limit = self.core.begun, None, 0
+        return turn or self.core.begin_turn(limit)
+
     def handle(self, limit: int, ends: Sequence[str]) -> None:
         """A turn of a handler, which says of each message how it ends."""
         turn = self.core.begin_turn(limit)
-        if turn is None:
-            return
+        if turn is not None:
+            self.work(turn, ends)
+
+    def work(self, turn: Turn, ends: Sequence[str]) -> None:
         for message in messages_of(turn.delivery, turn.indexes, ReceivedMessage, OpenedMessage):
             self.seen.append((message.body, message.key, message.id, message.attempt, message.offset, message.queue))
             match ends[turn.done % len(ends)]:
@@ -164,6 +183,71 @@ def test_both_ways_have_the_same_in_hand_and_report_the_same(options: dict[str, 
                         one.clock.advance(12)
                         one.core.tick()
             assert both[0].state == both[1].state, f"seed {seed}, step {step}"
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("options", [{}, {"ordered": True}, {"prefetch": 2}], ids=["plain", "ordered", "few"])
+def test_a_thread_that_reads_and_handles_leaves_the_same_as_one_that_takes_its_turn(options: dict[str, Any]) -> None:
+    for seed in range(SEED, SEED + sample_size(share=30, whole=3000)):
+        rng = random.Random(seed)
+        both = [Heard(options, is_straight=True) for _ in range(2)]
+        for one in both:
+            one.core.on_reports = one.told
+        broker = Broker(rng)
+        for step in range(STEPS):
+            limit, at, ends = rng.choice((1, 5, 100)), rng.randrange(100), rng.choices(ENDS, k=5)
+            match rng.randrange(8):
+                case 0 | 1 | 2 | 3:
+                    leases, body = broker.push()
+                    reader, other = (
+                        one.pushed_to_reader(leases, body, limit, reads=reads)
+                        for one, reads in zip(both, (True, False), strict=True)
+                    )
+                    assert (reader is None) == (other is None)
+                    if reader is not None and other is not None:
+                        assert [*reader.indexes] == [*other.indexes]
+                        both[0].work(reader, ends)
+                        both[1].work(other, ends)
+                case 4:
+                    leases, body = broker.push()
+                    for one in both:
+                        one.pushed(leases, body)
+                case 5:
+                    for one in both:
+                        one.core.is_paused = at % 3 == 0
+                case 6:
+                    for one in both:
+                        one.core.is_report_due = False
+                        one.report()
+                case _ if at < 10:
+                    for one in both:
+                        one.clock.advance(12)
+                        one.core.tick()
+            assert both[0].state == both[1].state, f"seed {seed}, step {step}"
+
+
+def test_what_comes_behind_the_message_that_a_reader_takes_waits_for_its_turn() -> None:
+    made = core()
+    mine = book(made)
+    mine.is_vouched = True
+    made.received(mine, *frame(1, [Message(b"a")]), is_for_handlers=True)
+    made.release_all()
+    made.reports(mine)
+    made.reader_limit = 5
+    waiting = [
+        made.received(mine, *frame(number, [Message(b"b")], first=number - 1), is_for_handlers=True)
+        for number in (2, 3, 4)
+    ]
+    if open_records is None:
+        assert (waiting, made.begun) == ([1, 2, 3], None)
+        return
+    assert waiting == [0, 1, 2]
+    assert made.begun is not None
+    made.begun.done = 1
+    made.end_turn(made.begun)
+    made.begun = None
+    turns = [made.begin_turn(5) for _ in range(3)]
+    assert [turn and turn.delivery.lease.lease for turn in turns] == [3, 4, None]
 
 
 def test_a_lone_push_is_taken_and_reported_the_straight_way() -> None:
