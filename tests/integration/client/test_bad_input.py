@@ -54,6 +54,9 @@ CASES: dict[str, Case] = {
     "an object that cannot be a body": (
         lambda c: c.producer().send("orders", {1, 2}), dmq.InvalidMessage, "encode it first",  # type: ignore[arg-type]
     ),
+    "a flush that waits for text": (
+        lambda c: c.producer().flush("soon"), dmq.InvalidSettings, "time in seconds",  # type: ignore[arg-type]
+    ),
     "a durability nobody has": (
         lambda c: c.producer().send("orders", b"", durability="eternal"),  # type: ignore[arg-type]
         dmq.InvalidMessage, "use none, stored",

@@ -103,7 +103,10 @@ class LetterThread:
         self.failures += 1
         if self.error is None:
             self._down_since = time.monotonic()
-            log.error("the database of dead letters is gone: they wait in the journal", error=error.message)
+            if self._was_up:
+                log.error("the database of dead letters is gone: they wait in the journal", error=error.message)
+            else:  # also where none is set, as in a shard by default
+                log.warning("dead letters wait in the journal: no database takes them", error=error.message)
         self.error = error
 
     def _came_back(self) -> None:

@@ -24,7 +24,7 @@ from dmq.client.aio.connection import AioConnection
 from dmq.client.aio.router import AioRouter
 from dmq.client.aio.transaction import AioTransaction
 from dmq.client.aio.waiter import SharedWaiter, TaskTurns, TaskWaiter
-from dmq.client.arguments import check_function, check_seconds
+from dmq.client.arguments import check_function, check_seconds, check_timeout
 from dmq.client.connection.session import Pending, Push
 from dmq.client.connection.socket import LONE_SECONDS
 from dmq.client.producer.accumulator import MESSAGE_BYTES, Draft, Lane, Lone, SendBatch
@@ -484,7 +484,8 @@ class AioProducer:
             TimedOut: it is not, after so many seconds.
         """
         self._router.check_loop()
-        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        seconds = check_timeout(timeout)
+        deadline = None if seconds is None else self._clock.monotonic() + seconds
         for batch in self._core.accumulator.unsettled():
             if batch.is_done:
                 continue

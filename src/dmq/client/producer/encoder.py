@@ -11,6 +11,7 @@ then, since the records hold everything. Pydantic is imported only where one of 
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -67,7 +68,10 @@ def encode_body(body: object) -> bytes:
         if isinstance(body, msgspec.Struct | dict | list) or (
             dataclasses.is_dataclass(body) and not isinstance(body, type)
         ):
-            return _encode_json(body)
+            encoded = _encode_json(body)
+            if b"null" in encoded and _holds_no_number(body):  # written as null, which a consumer would take for None
+                raise ValueError("it holds NaN or infinity, for which JSON has no form: send None or text instead")
+            return encoded
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidMessage(f"a {kind.__qualname__} cannot be written as JSON: {error}", type=kind.__name__) from error
     raise InvalidMessage(
@@ -75,6 +79,25 @@ def encode_body(body: object) -> bytes:
         f"{kind.__qualname__}: encode it first, for example with msgspec.json.encode",
         type=kind.__name__,
     )
+
+
+def _holds_no_number(body: object) -> bool:
+    """Whether a body that can be written as JSON holds a float that is not finite."""
+    left: list[Any] = [body]
+    while left:
+        value = left.pop()
+        if isinstance(value, float):
+            if not math.isfinite(value):
+                return True
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list | tuple | set | frozenset):
+            left += value
+        elif isinstance(value, msgspec.Struct):
+            left += msgspec.structs.astuple(value)
+        elif dataclasses.is_dataclass(value):
+            left += [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return False
 
 
 def decode_body(type_: type[T], body: bytes) -> T:

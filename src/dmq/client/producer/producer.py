@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 from weakref import WeakSet
 
-from dmq.client.arguments import check_function, check_seconds
+from dmq.client.arguments import check_function, check_seconds, check_timeout
 from dmq.client.connection.connection import Connection
 from dmq.client.connection.router import Router
 from dmq.client.connection.session import Push
@@ -580,7 +580,7 @@ class Producer:
         Raises:
             TimedOut: it is not, after so many seconds.
         """
-        self._settle(timeout)
+        self._settle(check_timeout(timeout))
 
     def _settle(self, timeout: float | None, *, while_connected: bool = False) -> None:
         deadline = FOREVER if timeout is None else time.monotonic() + timeout

@@ -45,3 +45,20 @@ def test_the_log_tells_once_that_the_database_is_gone_and_once_that_it_is_back(
         "the database of dead letters is gone: they wait in the journal error='the database does not answer: start it'",
         "the database of dead letters is back seconds=0 failures=3",
     ]
+
+
+def test_a_database_that_nobody_set_up_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    def make() -> Any:
+        raise DatabaseDown("set broker.dead_letters_url")
+
+    async def run() -> None:
+        thread = LetterThread(make)
+        for _ in range(2):
+            with contextlib.suppress(DatabaseDown):
+                await thread.call(lambda store: None)
+        await thread.close()
+
+    asyncio.run(run())
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "dead letters wait in the journal: no database takes them error='set broker.dead_letters_url'")
+    ]

@@ -77,6 +77,19 @@ def test_what_has_no_form_is_refused_by_its_type(body: object) -> None:
         assert type(body).__name__ in caught.value.message
 
 
+@dataclass
+class Reading:
+    values: dict[str, list[object]]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_json_does_not_have_is_refused(number: float) -> None:
+    for body in ({"x": number}, [1.5, (None, number)], Order(number, "a"), Reading({"a": [None, {"b": number}]})):  # type: ignore[arg-type]
+        with pytest.raises(InvalidMessage, match="NaN or infinity"):
+            encode_body(body)
+    assert encode_body({"x": None, "null": [1.5, None]}) == b'{"x":null,"null":[1.5,null]}'
+
+
 def test_a_body_that_is_something_else_is_refused() -> None:
     with pytest.raises(InvalidMessage, match="Order"):
         decode_body(Order, b'{"number": "x"}')
