@@ -174,7 +174,7 @@ def test_ordered_sends_of_many_tasks_are_stored_in_the_order_of_the_calls(broker
     async def main() -> None:
         async with dmq.aio.connect(broker.url, app="shop") as client:
             await client.admin.create_topic("accounts", queues=2)
-            producer = client.producer(window_bytes=1 << 16)
+            producer = client.producer(window_bytes=1 << 16, timeout=60.0)
 
             async def several(number: int) -> dmq.Receipt:
                 of: dict[str, Any] = {"business_id": f"u-{number % 3}", "ordered": True}
@@ -207,7 +207,7 @@ def test_the_same_id_from_two_tasks_is_one_message_also_while_the_window_is_full
     async def main() -> None:
         async with dmq.aio.connect(broker.url, app="shop") as client:
             await client.admin.create_topic("twins", queues=1)
-            producer = client.producer(window_bytes=1 << 16)
+            producer = client.producer(window_bytes=1 << 16, timeout=60.0)
             await producer.send("twins", b"first")
             large = [asyncio.create_task(producer.send("twins", b"x" * 40_000, priority=5)) for _ in range(8)]
             await asyncio.sleep(0)
