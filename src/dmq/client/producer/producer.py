@@ -71,7 +71,6 @@ class Producer:
         self._on_close = on_close
         self._transactions = transactions
         self._options = core.options
-        self._timeout = core.options.timeout
         self._routes = core.routes
         self._clock = core.clock
         self._sender: Sender = core.sender
@@ -132,8 +131,7 @@ class Producer:
                 again, or give `detail["id"]` as `id`, and it is stored once.
         """
         try:
-            own = self._timeout if timeout is None else None
-            deadline = self._deadline(timeout) if own is None else time.monotonic() + own  # without the call
+            deadline = self._deadline(timeout)
             message = Message(body, key, tag, business_id, ordered=ordered, priority=priority, properties=properties)
             if id is not None or type(body) is Message:
                 options = SendOptions(topic, durability, consumed_by, delay, deliver_at=deliver_at, ttl=ttl)
