@@ -23,6 +23,8 @@ PATIENCE = 120.0
 MESSAGES = 2_000  # of a round
 SEGMENTS_MAX = 10  # the four that retention keeps, the one that is written, and those that wait for a checkpoint
 GROWTH_MB = 48.0  # of a process: caches and buffers that fill
+PEAK_BYTES = 64 << 20  # of a member's files while messages come, or an eighth of all that was written
+LOOK_ROUNDS = 100
 FOLDERS_OF_FILES = ("journal", "queue", "runs", "index", "offset", "delay")
 
 
@@ -48,9 +50,23 @@ def needs_of(pid: int, folder: Path) -> Needs:
     return Needs(int(status["VmRSS"].split()[0]) / 1024, len(os.listdir(f"/proc/{pid}/fd")), len(sizes), sum(sizes))
 
 
+def segments_of(folder: Path) -> list[int]:
+    return [int(segment.stem) for segment in (folder / "journal").glob("*.journal")]
+
+
+def is_small(folder: Path) -> bool:
+    return len(segments_of(folder)) <= SEGMENTS_MAX
+
+
 def is_trimmed(folder: Path) -> bool:
-    segments = [int(segment.stem) for segment in (folder / "journal").glob("*.journal")]
-    return min(segments) > 0 and len(segments) <= SEGMENTS_MAX
+    return min(segments_of(folder)) > 0 and is_small(folder)
+
+
+def rest(shard: ShardProcesses) -> list[Needs]:
+    """What the members need once retention has caught up: while messages come, segments wait for the next checkpoint."""
+    for folder in shard.folders:
+        eventually(partial(is_small, folder), "segments that were consumed stay")
+    return [needs_of(member.pid, folder) for member, folder in zip(shard.members, shard.folders, strict=True)]
 
 
 def orders(rng: random.Random, number: int) -> list[dmq.Message]:
@@ -76,6 +92,7 @@ def test_no_member_grows_under_replicated_load_that_goes_on(tmp_path: Path) -> N
         client.admin.create_group("billing", "orders")
         pids = [member.pid for member in shard.members]
         seen: list[list[Needs]] = []
+        peak_bytes = 0
         with client.consumer("orders", group="billing") as consumer:
             for number in range(rounds):
                 producer.send_many("orders", orders(rng, number), durability="replicated")
@@ -85,8 +102,11 @@ def test_no_member_grows_under_replicated_load_that_goes_on(tmp_path: Path) -> N
                     assert batch, "messages that were acknowledged do not come"
                     consumer.ack(batch)
                     left -= len(batch)
+                if number % LOOK_ROUNDS == 0:
+                    needs = [needs_of(pid, folder) for pid, folder in zip(pids, shard.folders, strict=True)]
+                    peak_bytes = max(peak_bytes, *(one.disk_bytes for one in needs))
                 if (number + 1) % (rounds // 3) == 0:
-                    seen.append([needs_of(pid, folder) for pid, folder in zip(pids, shard.folders, strict=True)])
+                    seen.append(rest(shard))
         assert [member.pid for member in shard.members] == pids, "a member died"
         shard.until_whole()
         for folder in shard.folders:
@@ -98,5 +118,7 @@ def test_no_member_grows_under_replicated_load_that_goes_on(tmp_path: Path) -> N
             assert late.descriptors <= early.descriptors + 16, what
             assert late.files <= 2 * early.files + 16, what
             assert late.disk_bytes <= 2 * early.disk_bytes + (8 << 20), what
-        print(f"DMQ_SEED={SEED}: {rounds} rounds; b0, b1 and b2 by thirds: {seen}")
+        written = max(segments_of(shard.folders[0]))
+        assert peak_bytes <= max(PEAK_BYTES, written // 8), f"{peak_bytes} of {written} bytes lay there at once"
+        print(f"DMQ_SEED={SEED}: {rounds} rounds, {written} bytes, at most {peak_bytes} at once; by thirds: {seen}")
         shard.check_equal()
