@@ -63,7 +63,7 @@ def is_trimmed(folder: Path) -> bool:
 
 
 def rest(shard: ShardProcesses) -> list[Needs]:
-    """What the members need once retention has caught up: while messages come, segments wait for the next checkpoint."""
+    """What the members need once retention has caught up: under load, segments wait for the next checkpoint."""
     for folder in shard.folders:
         eventually(partial(is_small, folder), "segments that were consumed stay")
     return [needs_of(member.pid, folder) for member, folder in zip(shard.members, shard.folders, strict=True)]
