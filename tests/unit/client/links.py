@@ -197,6 +197,14 @@ class FakePool:
         self.closed_by: DMQError | None = None
         self.watchers: list[Any] = []
 
+    @property
+    def standing(self) -> FakePool:
+        return self
+
+    @property
+    def in_use(self) -> FakeLink:
+        return self.link
+
     def current(self) -> FakeLink | None:
         return self.link if self.link.is_usable else None
 

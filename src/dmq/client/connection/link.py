@@ -56,6 +56,11 @@ class Link(Protocol):
         """Whether it leads to a shard: what another member of it may have stored can go over this link too."""
         ...
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request may still be submitted."""
+        ...
+
     def submit(
         self,
         command: int,

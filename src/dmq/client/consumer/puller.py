@@ -204,10 +204,11 @@ class Puller(Generic[P]):
             self._ask_poor(ask)
             one = rich[0]
             count = min(count, self._options.prefetch - got - sum([*self._under_way.values()]))
-        link = None if one is None else one.pool.current()
+        link = None if one is None else one.standing.in_use
         if (
             one is None
             or link is None
+            or not link.is_usable
             or not is_repeated
             or self._last_ask is None
             or self._subscriptions.is_closing
