@@ -217,7 +217,7 @@ class FakePool:
     def retire(self, reason: DMQError) -> None:
         self.closed_by = reason
 
-    def watch(self, watcher: Any) -> None:
+    def watch(self, watcher: Any, subscription: int | None = None) -> None:
         self.watchers.append(watcher)
         if self.link.is_usable:
             watcher.connected(self.link)

@@ -61,6 +61,8 @@ class AioPool:
         """The connection in use; None while there is none."""
         self._loop = asyncio.get_running_loop()
         self._watchers: dict[int, Any] = {}
+        self.consumers: Final[dict[int, Any]] = {}
+        """Those of the watchers that take the messages of a subscription, by its number."""
         self._changed = asyncio.Event()
 
     @property
@@ -176,15 +178,19 @@ class AioPool:
                 pause = again
             await asyncio.sleep(max(0.0, min(pause, deadline - self._loop.time())))
 
-    def watch(self, watcher: Any) -> None:
-        """Have it told what happens, until `unwatch`; see `dmq.client.connection.pool.Watcher`."""
+    def watch(self, watcher: Any, subscription: int | None = None) -> None:
+        """Have it told what happens, until `unwatch`; see `dmq.client.connection.pool.Pool.watch`."""
         self._watchers[id(watcher)] = watcher
+        if subscription is not None:
+            self.consumers[subscription] = watcher
         connection = self.current()
         if connection is not None:
             watcher.connected(connection)
 
     def unwatch(self, watcher: Any) -> None:
         self._watchers.pop(id(watcher), None)
+        for number in [number for number, consumer in self.consumers.items() if consumer is watcher]:
+            del self.consumers[number]
 
     def _each(self, method: str, *arguments: Any) -> None:
         for watcher in [*self._watchers.values()]:
@@ -280,7 +286,7 @@ class AioPool:
             self._each("unreachable", self.standing.unreached(self.timeout or 0.0))
 
     def pushed(self, connection: AioConnection, push: Push) -> None:
-        """The broker sent something by itself."""
+        """The broker sent something by itself, and not messages."""
         header = push.header
         if isinstance(header, ServerReboot):
             if self.standing.rebooting(connection, header.reason):
@@ -311,6 +317,7 @@ class AioPool:
     def retire(self, reason: DMQError) -> None:
         """End all connections, and tell nobody: the broker is gone for good."""
         self._watchers.clear()
+        self.consumers.clear()
         self.close(reason)
 
     def close(self, reason: DMQError) -> None:

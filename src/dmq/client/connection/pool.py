@@ -59,7 +59,7 @@ class Watcher(Protocol):
         """It broke; its requests have their answers."""
 
     def pushed(self, connection: Connection, push: Push) -> None:
-        """The broker sent something by itself."""
+        """The broker sent something by itself: messages of the watcher's own subscription, or anything else."""
 
     def unreachable(self, error: DMQError) -> None:
         """No broker was reached for as long as the client is willing to wait; it goes on trying."""
@@ -153,7 +153,8 @@ class Pool:
         self._lock = threading.RLock()  # guards the standing and the watchers; taken by itself, see `Alarms`
         self._changed = threading.Condition(self._lock)
         self._watchers: dict[int, Watcher] = {}
-        self._told: tuple[Watcher, ...] = ()  # the same, for what is told most
+        self.consumers: Final[dict[int, Watcher]] = {}
+        """Those of the watchers that take the messages of a subscription, by its number."""
 
     @property
     def closed_by(self) -> DMQError | None:
@@ -304,11 +305,16 @@ class Pool:
             with self._lock:
                 self._changed.wait_for(lambda: self.closed_by is not None, seconds)
 
-    def watch(self, watcher: Watcher) -> None:
-        """Have it told what happens, until `unwatch`. It is told of the connection in use at once."""
+    def watch(self, watcher: Watcher, subscription: int | None = None) -> None:
+        """Have it told what happens, until `unwatch`. It is told of the connection in use at once.
+
+        Parameters:
+            subscription: the number of the one whose messages it takes, if it takes any.
+        """
         with self._lock:
             self._watchers[id(watcher)] = watcher
-            self._told = (*self._watchers.values(),)
+            if subscription is not None:
+                self.consumers[subscription] = watcher
         connection = self.current()
         if connection is not None:
             watcher.connected(connection)
@@ -316,7 +322,8 @@ class Pool:
     def unwatch(self, watcher: Watcher) -> None:
         with self._lock:
             self._watchers.pop(id(watcher), None)
-            self._told = (*self._watchers.values(),)
+            for number in [number for number, consumer in self.consumers.items() if consumer is watcher]:
+                del self.consumers[number]
 
     def _each(self, method: str, *arguments: Any) -> None:
         with self._lock:
@@ -432,7 +439,7 @@ class Pool:
             self._each("unreachable", self.standing.unreached(self.timeout or 0.0))
 
     def pushed(self, connection: Connection, push: Push) -> None:
-        """The broker sent something by itself."""
+        """The broker sent something by itself, and not messages."""
         header = push.header
         if isinstance(header, ServerReboot):
             with self._lock:
@@ -447,11 +454,7 @@ class Pool:
             self.deposed(connection, NotLeader(header.message))
         elif isinstance(header, RouteChanged):
             self._owner.route_changed(header)
-        for watcher in self._told:
-            try:
-                watcher.pushed(connection, push)
-            except Exception:
-                log.exception("a watcher raised", once_for="pushed", method="pushed")
+        self._each("pushed", connection, push)
 
     def _retire(self, connection: Connection, deadline: float) -> None:
         """Close a connection that was moved away from, once what runs there has ended or its grace is over."""
@@ -497,7 +500,7 @@ class Pool:
         """End all connections, and tell nobody: the broker is gone for good."""
         with self._lock:
             self._watchers.clear()
-            self._told = ()
+            self.consumers.clear()
         self.close(reason)
 
     def close(self, reason: DMQError) -> None:

@@ -355,14 +355,13 @@ class Subscription(Generic[P]):
 
     def pushed(self, link: NamedLink, push: Pushed) -> None:
         header = push.header
-        if isinstance(header, Push):
-            if header.subscription == self._all.number:
-                leases = header.leases
-                lease_ms = leases[0].lease_ms if len(leases) == 1 else min([one.lease_ms for one in leases], default=0)
-                if push.since + lease_ms / 2000 < self._core.now():
-                    self._confirm(link, leases, bytes(push.body))
-                else:
-                    self._take(leases, push.body, push.since)
+        if isinstance(header, Push):  # of this subscription alone
+            leases = header.leases
+            lease_ms = leases[0].lease_ms if len(leases) == 1 else min([one.lease_ms for one in leases], default=0)
+            if push.since + lease_ms / 2000 < self._core.now():
+                self._confirm(link, leases, bytes(push.body))
+            else:
+                self._take(leases, push.body, push.since)
         elif isinstance(header, GroupMembers):
             if header.subscription == self._all.number:
                 self.queue_count = header.queues
@@ -537,7 +536,7 @@ class Subscriptions(Generic[P]):
             if link is not None and self.is_divided:
                 self.subscriber.attend(link)
         for one in added:
-            one.pool.watch(one)
+            one.pool.watch(one, self.number)
         for one in gone:
             one.leave()
         self.divide()
