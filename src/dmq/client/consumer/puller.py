@@ -121,7 +121,8 @@ class Puller(Generic[P]):
         self._subscriptions.check_open()
         if self._core.ended is not None:
             raise type(self._core.ended)(self._core.ended.message, **self._core.ended.detail)
-        check_whole("max_messages", max_messages, 1, LIST_MAX)
+        if type(max_messages) is not int or not 1 <= max_messages <= LIST_MAX:  # for most pulls it is right
+            check_whole("max_messages", max_messages, 1, LIST_MAX)
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait <= _WAIT_MAX:
             raise InvalidSettings(f"wait is a time in seconds, not {wait!r}")
         self._subscriptions.has_pulled = True
