@@ -89,6 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self.session: object | None = None  # the peer's own
         self.straight: Callable[[Whole], bool] | None = None  # takes a request before the peer; whether it has
         self.straight_batch: Callable[[Frame], bool] | None = None  # the same for one that is not small
+        self.straight_command: int | None = None  # what these two are asked about alone; None: everything
 
     # --- asyncio ----------------------------------------------------------------------------------------------------
 
@@ -114,7 +115,8 @@ class Connection(asyncio.BufferedProtocol):
         if self.straight is not None and not self._unserved and self.is_writable and self.is_open:
             whole = self.parser.take_whole(nbytes)
             if whole is not None:
-                if not self.straight(whole):
+                wanted = self.straight_command
+                if (wanted is not None and whole[1] != wanted) or not self.straight(whole):
                     self._receive(frame_of(whole))
                 return
         try:
@@ -130,7 +132,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _receive(self, frame: Frame) -> None:
         """Hand over a frame that came by itself."""
-        if self.straight_batch is None or not self.straight_batch(frame):
+        batch, wanted = self.straight_batch, self.straight_command
+        if batch is None or (wanted is not None and frame.command != wanted) or not batch(frame):
             self._peer.received(self, frame)
 
     def _serve(self) -> None:

@@ -8,7 +8,6 @@ as they are, `replay` from an archive. Nothing here does I/O or asks for the tim
 """
 
 from dmq.records.attributes import ANY_QUEUE, Attributes, decode_attributes, encode_attributes, read_entries
-from dmq.records.builder import encode_system
 from dmq.records.check import batch_rules, check_batch, find_corrupt
 from dmq.records.columns import Columns, decode_columns
 from dmq.records.compression import Compressor, decompress
@@ -54,7 +53,6 @@ __all__ = [
     "encode_batch",
     "encode_lone",
     "encode_plain",
-    "encode_system",
     "find_corrupt",
     "gather",
     "id_hash",

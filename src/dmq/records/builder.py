@@ -1,4 +1,4 @@
-"""One record from its parts, for those that are not encoded with a batch: system records and moved ones.
+"""One record from its parts, for those that are not encoded with a batch: moved ones, and stand-ins.
 
 What always holds: the broker's fields are zero, as in a batch; both checksums are right if the body's is.
 """
@@ -6,8 +6,6 @@ What always holds: the broker's fields are zero, as in a batch; both checksums a
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from functools import cache
 from typing import Final
 
 from crc32c import crc32c
@@ -17,47 +15,17 @@ from dmq.records import attributes as attrs
 from dmq.records import layout
 from dmq.records.layout import Buffer
 
-__all__ = ["build_record", "encode_system", "name_bytes", "others_crc", "record_head", "system_records"]
+__all__ = ["build_record", "name_bytes", "others_crc", "record_head"]
 
 HEAD: Final = struct.Struct(">I51sQI")  # length · bytes 4..54 · CRC · body size
 BLANK_STAMP: Final = bytes(layout.STAMP.size)
 BLANK_TIMES: Final = bytes(layout.TIMES.size)
-_LENGTH_MAX: Final = 0xFFFF_FFFF
-
-
-def encode_system(topic_name: str, body: bytes, at_ms: int) -> bytes:
-    """A system record: not a user's message, without app, key or attributes.
-
-    Parameters:
-        topic_name: the system topic it belongs to.
-        body: what it says.
-        at_ms: its send time.
-    """
-    return system_records(topic_name, [body], at_ms)[0]
-
-
-def system_records(topic_name: str, bodies: Iterable[bytes], at_ms: int) -> list[bytes]:
-    """System records that differ in nothing but what they say."""
-    tail = _system_tail(topic_name)
-    sent = layout.U64.pack(at_ms)
-    others = others_crc(_SYSTEM_HEAD, sent, tail) << 32
-    head = _SYSTEM_HEAD + BLANK_STAMP + sent + BLANK_TIMES
-    fixed, pack = HEAD.size + len(tail), HEAD.pack
-    return [pack(_length(fixed + len(body)), head, others | crc32c(body), len(body)) + body + tail for body in bodies]
-
-
-@cache
-def _system_tail(topic_name: str) -> bytes:
-    """What a system record ends with; there are few system topics."""
-    return name_bytes("topic", topic_name) + b"\0\0" + layout.U16.pack(0)
+LENGTH_MAX: Final = 0xFFFF_FFFF
 
 
 def record_head(flags: int, tag_hash: int, priority: int) -> bytes:
     """What a record begins with behind its length, up to the broker's fields."""
     return layout.CLIENT_PART.pack(layout.MAGIC, flags, tag_hash, priority)
-
-
-_SYSTEM_HEAD: Final = record_head(layout.SYSTEM, 0, 0)
 
 
 def build_record(
@@ -76,17 +44,13 @@ def build_record(
         names: topic, app and business id, each behind its length byte.
     """
     tail = names + layout.U16.pack(len(attributes)) + attributes
-    length = _length(HEAD.size + len(body) + len(tail))
+    length = HEAD.size + len(body) + len(tail)
+    if length > LENGTH_MAX:
+        raise MessageTooLarge(f"a record takes {length} bytes; at most {LENGTH_MAX} are possible", size=length)
     sent = layout.U64.pack(sent_at_ms)
     crc = others_crc(head, sent, tail) << 32 | body_crc
     head = head + BLANK_STAMP + sent + BLANK_TIMES
     return b"".join((HEAD.pack(length, head, crc, len(body)), body, tail))
-
-
-def _length(length: int) -> int:
-    if length > _LENGTH_MAX:
-        raise MessageTooLarge(f"a record takes {length} bytes; at most {_LENGTH_MAX} are possible", size=length)
-    return length
 
 
 def others_crc(head: Buffer, sent: Buffer, tail: Buffer) -> int:

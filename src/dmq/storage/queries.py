@@ -24,7 +24,7 @@ from dmq.storage.files import Buffer
 from dmq.storage.index.block_file import DerivedDamaged
 from dmq.storage.journal.journal import Journal
 from dmq.storage.journal.unit_writer import Writer
-from dmq.storage.read.reader import Found, Newest, QueueEntries, Reader, Slice, TagFilter
+from dmq.storage.read.reader import Found, QueueEntries, Reader, Slice, TagFilter
 from dmq.storage.read.record_group import Gathered, gather
 from dmq.storage.read.record_origin import IdRun, OriginRun, origin_runs
 from dmq.storage.state.derived import Derived
@@ -65,6 +65,8 @@ class Queries:
         self.derived = derived
         self._writer = writer
         self._reader = reader
+        self.newest: Final = reader.newest
+        """Messages that were just stored, if it is those; see `Reader.newest`."""
         self._rebuild = rebuild
         self.may_be_mended: Callable[[int, int], bool] = lambda start, end: False
         self._closed = False
@@ -249,10 +251,6 @@ class Queries:
     def next_offsets(self) -> dict[int, int]:
         """The next offsets of all queues that have had messages, by their keys; as they are now."""
         return {**self.derived.state.next}
-
-    def newest(self, key: int, offset: int, stop: int, max_bytes: int) -> Newest | None:
-        """Messages that were just stored, if it is those; see `Reader.newest`."""
-        return self._reader.newest(key, offset, stop, max_bytes)
 
     def read(
         self,

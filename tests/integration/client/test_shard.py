@@ -274,7 +274,7 @@ def test_what_a_leader_still_answers_is_heard_after_it_is_deposed() -> None:
                 old.send(sock, response_head(Command.TOPIC_DELETE, Header(), waiting[0].correlation))
             thread.join(30)
             assert deleted == [None]
-            eventually(lambda: len(client._router.home._standing.connections()) == 1)
+            eventually(lambda: len(client._router.home.standing.connections()) == 1)
 
 
 # --- consumers ------------------------------------------------------------------------------------------------------

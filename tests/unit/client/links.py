@@ -197,6 +197,14 @@ class FakePool:
         self.closed_by: DMQError | None = None
         self.watchers: list[Any] = []
 
+    @property
+    def standing(self) -> FakePool:
+        return self
+
+    @property
+    def in_use(self) -> FakeLink:
+        return self.link
+
     def current(self) -> FakeLink | None:
         return self.link if self.link.is_usable else None
 
@@ -209,7 +217,7 @@ class FakePool:
     def retire(self, reason: DMQError) -> None:
         self.closed_by = reason
 
-    def watch(self, watcher: Any) -> None:
+    def watch(self, watcher: Any, subscription: int | None = None) -> None:
         self.watchers.append(watcher)
         if self.link.is_usable:
             watcher.connected(self.link)

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from dmq.model import Message, MessageId
-from dmq.records import RecordView, Stamp, encode_batch, encode_system, layout, moved_record, stamp_few, tag_hash
+from dmq.records import RecordView, Stamp, encode_batch, layout, moved_record, stamp_few, tag_hash
 from dmq.records.attributes import Attributes
+from dmq.records.builder import build_record, record_head
 from tests.unit.records.samples import SENT_AT_MS, slow_crc32c
 
 MESSAGE = Message(
@@ -86,23 +87,6 @@ def test_a_view_reads_the_bytes_of_the_layout_back() -> None:
     assert (view.key, view.tag, view.properties, view.ordered) == ("k-1", "paid", {"a": "b"}, True)
 
 
-def test_a_system_record_has_the_bytes_of_the_layout() -> None:
-    """J-04."""
-    tail = bytes.fromhex("04 25504f53 00 00 0000")  # topic %POS, no app, no business id, no attributes
-    head = bytes.fromhex("d301 04 0000 00")
-    expected = (
-        bytes.fromhex("0000004e")  # length: 78
-        + head
-        + bytes(29)
-        + SENT
-        + bytes(8)
-        + crc(head, SENT, tail, b"xy")
-        + bytes.fromhex("00000002 7879")
-        + tail
-    )
-    assert encode_system("%POS", b"xy", SENT_AT_MS).hex() == expected.hex()
-
-
 def test_a_moved_record_has_the_bytes_of_the_layout() -> None:
     """J-04."""
     moved = moved_record(
@@ -144,7 +128,9 @@ def test_a_moved_record_has_the_bytes_of_the_layout() -> None:
 def test_the_smallest_record_takes_72_bytes() -> None:
     """J-04."""
     assert layout.RECORD_BYTES_MIN == 63 + 4 + 1 + 1 + 1 + 2
-    assert len(encode_system("", b"", 0)) == layout.RECORD_BYTES_MIN
+    head = record_head(layout.SYSTEM, 0, 0)
+    smallest = build_record(head, sent_at_ms=0, body=b"", body_crc=0, names=bytes(3), attributes=b"")
+    assert len(smallest) == layout.RECORD_BYTES_MIN
 
 
 def test_the_worked_example_in_the_reference_is_the_golden_record() -> None:

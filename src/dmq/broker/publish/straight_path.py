@@ -110,14 +110,12 @@ class StraightPath:
     # --- in -----------------------------------------------------------------------------------------------------------
 
     def take(self, session: Caller, frame: Whole) -> bool:
-        """Take a request whose frame is whole and right; False if the general way is to be taken, and nothing is done.
+        """Take a PRODUCE whose frame is whole and right; False if the general way is to be taken, and nothing is done.
 
         Parameters:
             session: that of a connection with checksums.
         """
-        whole, command, correlation, body_at = frame
-        if command != _PRODUCE:
-            return False
+        whole, _, correlation, body_at = frame
         parsed = None if _lone_request is None else _lone_request(whole, body_at)
         if parsed is None:
             found = parse_plain(whole, body_at)
@@ -161,11 +159,11 @@ class StraightPath:
         return True
 
     def take_batch(self, session: Caller, frame: Frame) -> bool:
-        """`take` for a request with several messages that need only be stored, while requests come one by one.
+        """`take` for a PRODUCE with several messages that need only be stored, while requests come one by one.
 
         It is written as it comes, as a unit of its own, and made where it was received if there is room.
         """
-        if frame.command != _PRODUCE or frame.kind != _REQUEST:
+        if frame.kind != _REQUEST:
             return False
         try:
             asked = _decode(frame.header)

@@ -163,6 +163,7 @@ class Dispatcher:
         if broker.straight.is_on and FRAME_CRC in session.features:
             session.connection.straight = partial(broker.straight.take, session)
             session.connection.straight_batch = partial(broker.straight.take_batch, session)
+            session.connection.straight_command = int(Command.PRODUCE)
         for group, count in session.producer_groups.items():
             for _ in range(count):
                 broker.transactions.join(session, group)

@@ -53,27 +53,29 @@ class AioPool:
         self._owner = owner
         self.call_later: Final = owner.call_later
         self._spawn: Final = owner.spawn
-        self._standing: Standing[AioConnection] = Standing(
+        self.standing: Final[Standing[AioConnection]] = Standing(
             Failover(at.addresses, shard=at.shard), settings.reconnect, any_member=settings.any_member
         )
         self._moves = settings.reconnect and not settings.any_member
-        self.current: Final = self._standing.current
+        self.current: Final = self.standing.current
         """The connection in use; None while there is none."""
         self._loop = asyncio.get_running_loop()
         self._watchers: dict[int, Any] = {}
+        self.consumers: Final[dict[int, Any]] = {}
+        """Those of the watchers that take the messages of a subscription, by its number."""
         self._changed = asyncio.Event()
 
     @property
     def closed_by(self) -> DMQError | None:
         """Why there will be no connection any more; None as long as there may be."""
-        return self._standing.closed_by
+        return self.standing.closed_by
 
     # --- connections ------------------------------------------------------------------------------------------------
 
     async def open(self, seconds: float | None = None, routes: AskRoutes | None = None) -> Found | None:
         """Connect for the first time; as `dmq.client.connection.pool.Pool.open`."""
         deadline = self._clock.monotonic() + ((self.timeout or 0.0) if seconds is None else seconds)
-        standing, is_first = self._standing, True
+        standing, is_first = self.standing, True
         while is_first or not standing.failover.is_round_over or self._clock.monotonic() < deadline:
             attempt, is_first = standing.next_attempt(), False
             left = deadline - self._clock.monotonic()
@@ -107,7 +109,7 @@ class AioPool:
     def aim(self, addresses: tuple[Address, ...], leader: str, epoch: int) -> None:
         """The broker answers at these addresses from now on, and is led from there, as far as is known."""
         self.addresses = addresses or self.addresses
-        self._standing.failover.aim(addresses, leader, epoch)
+        self.standing.failover.aim(addresses, leader, epoch)
 
     def start(self) -> None:
         """Connect for the first time, without waiting for it."""
@@ -118,7 +120,7 @@ class AioPool:
         return self._checked(await AioConnection.open(address, self._hello, self, timeout=timeout, clock=self._clock))
 
     def _checked(self, connection: AioConnection) -> AioConnection:
-        refusal = self._standing.refusal(connection.address, connection.reply.shard)
+        refusal = self.standing.refusal(connection.address, connection.reply.shard)
         if refusal is not None:
             connection.close(refusal)
             raise refusal
@@ -142,7 +144,7 @@ class AioPool:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise self._standing.unreached(limit or 0.0) from None
+            raise self.standing.unreached(limit or 0.0) from None
         raise type(self.closed_by)(self.closed_by.message, **self.closed_by.detail)
 
     async def request(
@@ -176,15 +178,19 @@ class AioPool:
                 pause = again
             await asyncio.sleep(max(0.0, min(pause, deadline - self._loop.time())))
 
-    def watch(self, watcher: Any) -> None:
-        """Have it told what happens, until `unwatch`; see `dmq.client.connection.pool.Watcher`."""
+    def watch(self, watcher: Any, subscription: int | None = None) -> None:
+        """Have it told what happens, until `unwatch`; see `dmq.client.connection.pool.Pool.watch`."""
         self._watchers[id(watcher)] = watcher
+        if subscription is not None:
+            self.consumers[subscription] = watcher
         connection = self.current()
         if connection is not None:
             watcher.connected(connection)
 
     def unwatch(self, watcher: Any) -> None:
         self._watchers.pop(id(watcher), None)
+        for number in [number for number, consumer in self.consumers.items() if consumer is watcher]:
+            del self.consumers[number]
 
     def _each(self, method: str, *arguments: Any) -> None:
         for watcher in [*self._watchers.values()]:
@@ -197,19 +203,19 @@ class AioPool:
 
     def has_other(self, link: Link) -> bool:
         """Whether another broker than this link's could be asked."""
-        return bool(self._standing.others(link.address))
+        return bool(self.standing.others(link.address))
 
     def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
         """Have `found` called with a connection to another broker, or None if none answers."""
         self._spawn(self._find(link.address, found))
 
     async def _find(self, address: Address, found: Callable[[Link | None], None]) -> None:
-        for other in self._standing.others(address):
+        for other in self.standing.others(address):
             try:
-                connection = self._standing.known(other) or await self._connect(other)
+                connection = self.standing.known(other) or await self._connect(other)
             except DMQError:
                 continue
-            kept = self._standing.keep_beside(connection)
+            kept = self.standing.keep_beside(connection)
             if kept is not connection:
                 connection.close(NotConnected("one connection to a broker is enough"))
             found(kept)
@@ -222,7 +228,7 @@ class AioPool:
         if self.closed_by is not None:
             connection.close(self.closed_by)
             return
-        was_interrupted = self._standing.use(connection)
+        was_interrupted = self.standing.use(connection)
         self._changed.set()
         self._each("connected", connection)
         if was_interrupted:
@@ -232,7 +238,7 @@ class AioPool:
 
     def lost(self, connection: AioConnection, reason: DMQError) -> None:
         """A connection broke."""
-        loss = self._standing.lost(connection, reason)
+        loss = self.standing.lost(connection, reason)
         if loss.is_interruption:
             self._owner.interrupted(self.shard, reason)
         self._each("lost", connection, reason)
@@ -245,7 +251,7 @@ class AioPool:
 
     def deposed(self, connection: AioConnection, error: NotLeader) -> None:
         """The broker does not lead its shard any more: look for the one that does."""
-        loss = self._standing.deposed(connection, error)
+        loss = self.standing.deposed(connection, error)
         if loss.closed_by is not None:
             connection.close(loss.closed_by)
         elif loss.must_connect:
@@ -254,21 +260,21 @@ class AioPool:
             self._retire(connection, self._clock.monotonic() + DEPOSED_SECONDS)
 
     def _start_connecting(self) -> None:
-        if self._standing.begin_connecting():
-            search = self._standing.searches
+        if self.standing.begin_connecting():
+            search = self.standing.searches
             self._spawn(self._keep_connecting())
             if self.timeout is not None:
                 self.call_later(self.timeout, lambda: self._check_reached(search))
 
     async def _keep_connecting(self) -> None:
         while self.closed_by is None:
-            attempt = self._standing.next_attempt()
+            attempt = self.standing.next_attempt()
             await asyncio.sleep(attempt.pause)
             try:
-                known = self._standing.known(attempt.address)
+                known = self.standing.known(attempt.address)
                 connection = known or await self._connect(attempt.address, attempt.seconds)
             except DMQError as error:
-                self._standing.failed(attempt.address, error)
+                self.standing.failed(attempt.address, error)
                 log.debug("no connection", address=str(attempt.address), reason=error.message)
                 continue
             self._use(connection)
@@ -276,18 +282,18 @@ class AioPool:
 
     def _check_reached(self, search: int) -> None:
         """The client's time for a search is over. A later one has a time of its own."""
-        if self._standing.is_searching(search) and self.closed_by is None:
-            self._each("unreachable", self._standing.unreached(self.timeout or 0.0))
+        if self.standing.is_searching(search) and self.closed_by is None:
+            self._each("unreachable", self.standing.unreached(self.timeout or 0.0))
 
     def pushed(self, connection: AioConnection, push: Push) -> None:
-        """The broker sent something by itself."""
+        """The broker sent something by itself, and not messages."""
         header = push.header
         if isinstance(header, ServerReboot):
-            if self._standing.rebooting(connection, header.reason):
+            if self.standing.rebooting(connection, header.reason):
                 self._start_connecting()
                 self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
         elif isinstance(header, ServerHealth):
-            self._standing.failover.healthy(header.broker, header.address)
+            self.standing.failover.healthy(header.broker, header.address)
         elif isinstance(header, SubscriptionEnded) and header.status == Status.NOT_LEADER:
             self.deposed(connection, NotLeader(header.message))
         elif isinstance(header, RouteChanged):
@@ -297,27 +303,28 @@ class AioPool:
     def _retire(self, connection: AioConnection, deadline: float) -> None:
         if connection.is_closed:
             return
-        if self._standing.is_retired(connection, connection.outstanding, self._clock.monotonic() >= deadline):
+        if self.standing.is_retired(connection, connection.outstanding, self._clock.monotonic() >= deadline):
             connection.close(NotConnected("the broker reboots, or does not lead its shard any more"))
         else:
             self.call_later(0.1, lambda: self._retire(connection, deadline))
 
     def _tick(self) -> None:
-        self._standing.look()
-        for connection in self._standing.connections():
+        self.standing.look()
+        for connection in self.standing.connections():
             connection.tick()
         self.call_later(TICK_SECONDS, self._tick)
 
     def retire(self, reason: DMQError) -> None:
         """End all connections, and tell nobody: the broker is gone for good."""
         self._watchers.clear()
+        self.consumers.clear()
         self.close(reason)
 
     def close(self, reason: DMQError) -> None:
         """End all connections; the first reason is the one that is told."""
         is_first = self.closed_by is None
         reason = self.closed_by or reason
-        connections = self._standing.close(reason)
+        connections = self.standing.close(reason)
         self._changed.set()
         if is_first:
             self._each("closed", reason)

@@ -336,7 +336,8 @@ class Standing(Generic[C]):
         self.failover = failover
         self._reconnect = reconnect
         self._any_member = any_member
-        self._current: C | None = None
+        self.in_use: C | None = None
+        """The connection in use, which may have broken a moment ago: it says itself whether it is usable."""
         self._others: dict[Address, C] = {}
         self._deposed: list[C] = []  # to members that do not lead any more: their last answers are still to come
         self._seen: C | None = None  # in use at the last look
@@ -349,20 +350,20 @@ class Standing(Generic[C]):
         self.closed_by: DMQError | None = None
 
     def current(self) -> C | None:
-        """The connection in use; None while there is none."""
-        connection = self._current
+        """The connection in use, if it is usable; None while there is none."""
+        connection = self.in_use
         return connection if connection is not None and connection.is_usable else None
 
     def known(self, address: Address) -> C | None:
         """The connection to an address, if there is one that can be used."""
-        for connection in (self._current, self._others.get(address)):
+        for connection in (self.in_use, self._others.get(address)):
             if connection is not None and connection.address == address and connection.is_usable:
                 return connection
         return None
 
     def connections(self) -> list[C]:
         """All of them."""
-        return [*self._others.values(), *self._deposed, *([self._current] if self._current is not None else [])]
+        return [*self._others.values(), *self._deposed, *([self.in_use] if self.in_use is not None else [])]
 
     # --- connecting -------------------------------------------------------------------------------------------------
 
@@ -403,7 +404,7 @@ class Standing(Generic[C]):
         assert self.closed_by is None
         self._errors.clear()
         self.failover.connected(connection.address, connection.broker)
-        self._current = connection
+        self.in_use = connection
         self._others.pop(connection.address, None)
         self._is_connecting = False
         was_interrupted, self._is_interrupted = self._is_interrupted, False
@@ -449,13 +450,13 @@ class Standing(Generic[C]):
             return Loss(False, False, None)
         if self._others.get(connection.address) is connection:
             del self._others[connection.address]
-        elif self._current is not connection:
+        elif self.in_use is not connection:
             return Loss(False, False, None)
-        if self._current is connection:
-            self._current = None
+        if self.in_use is connection:
+            self.in_use = None
             self.failover.lost(connection.address)
         # A broker that reboots may go before another one is found: that is an interruption too.
-        if self._current is not None or self.closed_by is not None or self._is_interrupted:
+        if self.in_use is not None or self.closed_by is not None or self._is_interrupted:
             return Loss(False, False, None)
         self._is_interrupted = True
         self._left = self._left or (connection.address, reason.message)
@@ -470,11 +471,11 @@ class Standing(Generic[C]):
     def deposed(self, connection: C, error: NotLeader) -> Loss:
         """A member of a shard does not lead any more. What it still answers over its connection is waited for; in plain
         mode the connection is to be closed."""
-        if self._current is not connection or self._any_member or self.closed_by is not None:
+        if self.in_use is not connection or self._any_member or self.closed_by is not None:
             return Loss(False, False, None)
         if not self._reconnect:
             return Loss(False, False, error)
-        self._current = None
+        self.in_use = None
         self._deposed.append(connection)
         leader, epoch = error.detail.get("leader"), error.detail.get("epoch")
         self.failover.deposed(
@@ -488,9 +489,9 @@ class Standing(Generic[C]):
 
     def look(self) -> None:
         """To be called now and then: a connection that is in use at two looks is a good one."""
-        if self._current is not None and self._seen is self._current:
+        if self.in_use is not None and self._seen is self.in_use:
             self.failover.settled()
-        self._seen = self._current
+        self._seen = self.in_use
 
     def rebooting(self, connection: C, reason: str = "") -> bool:
         """A broker announced its reboot; whether to move to another one. Its connection goes on beside that."""
@@ -499,9 +500,9 @@ class Standing(Generic[C]):
         if self.failover.shard:
             return False  # another member leads before it goes, and this one says so
         has_other = self.failover.rebooting(connection.address) and self._reconnect
-        if not has_other or self._current is not connection:
+        if not has_other or self.in_use is not connection:
             return False
-        self._current = None
+        self.in_use = None
         self._left = (connection.address, reason)
         self._others[connection.address] = connection
         return True
@@ -509,13 +510,13 @@ class Standing(Generic[C]):
     def is_retired(self, connection: C, outstanding: int, is_late: bool) -> bool:
         """Whether a connection that was moved away from may be closed."""
         may_go = self.current() is not None or connection in self._deposed
-        return connection is not self._current and may_go and (outstanding == 0 or is_late)
+        return connection is not self.in_use and may_go and (outstanding == 0 or is_late)
 
     def close(self, reason: DMQError) -> list[C]:
         """No more: the connections that are to be closed."""
         self.closed_by = self.closed_by or reason
         connections = self.connections()
-        self._current = None
+        self.in_use = None
         self._others.clear()
         self._deposed.clear()
         return connections

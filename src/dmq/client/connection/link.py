@@ -15,7 +15,7 @@ what is kept is a few numbers for each shard.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -25,6 +25,7 @@ from dmq.errors import DMQError, NotLeader
 from dmq.event_log import EventLog
 from dmq.protocol import Buffer, Frame, Header, Status, error_from_status
 from dmq.protocol.cluster.route import TopicRoute
+from dmq.protocol.consume import Push as MessagePush
 from dmq.protocol.session import HelloReply, Limits
 
 __all__ = ["ConnectionOwner", "Link", "Links", "NamedLink", "Peer", "ShardHealth", "call_with"]
@@ -54,6 +55,11 @@ class Link(Protocol):
     @property
     def is_member(self) -> bool:
         """Whether it leads to a shard: what another member of it may have stored can go over this link too."""
+        ...
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request may still be submitted."""
         ...
 
     def submit(
@@ -163,11 +169,18 @@ C = TypeVar("C")  # the connection's own class: what its owner is called with
 T = TypeVar("T", contravariant=True)  # the same
 
 
-class ConnectionOwner(Protocol[T]):
-    """Who is told what happens on a connection, by the thread that reads it."""
+class PushTaker(Protocol[T]):
+    """Who takes what a broker sends by itself."""
 
-    def pushed(self, connection: T, push: Push) -> None:
-        """The broker sent something by itself."""
+    def pushed(self, connection: T, push: Push) -> None: ...
+
+
+class ConnectionOwner(PushTaker[T], Protocol[T]):
+    """Who is told what happens on a connection, by the thread that reads it, and of all pushes but messages."""
+
+    @property
+    def consumers(self) -> Mapping[int, PushTaker[Any]]:
+        """Who takes the messages of each subscription, by its number; those of others are dropped."""
         ...
 
     def lost(self, connection: T, reason: DMQError) -> None:
@@ -265,11 +278,15 @@ class Peer(Generic[C]):
             call_with(pending.on_answer, frame, is_interruptible=is_interruptible)
             answers.pop()  # only now: who was interrupted in the middle is told of the end of the connection
         for push in pushes:
+            header = push.header
+            taker = owner.consumers.get(header.subscription) if isinstance(header, MessagePush) else owner
+            if taker is None:
+                continue  # the consumer is closed
             try:
-                owner.pushed(self, push)
-            except Exception:
+                taker.pushed(self, push)
+            except Exception as error:
                 log.exception("a push was not taken", once_for=push.command, command=push.command)
-                if is_interruptible and may_be_signalled():
+                if is_interruptible and may_be_signalled() and not isinstance(error, DMQError):  # it is no handler's
                     raise
 
 

@@ -59,7 +59,7 @@ class Watcher(Protocol):
         """It broke; its requests have their answers."""
 
     def pushed(self, connection: Connection, push: Push) -> None:
-        """The broker sent something by itself."""
+        """The broker sent something by itself: messages of the watcher's own subscription, or anything else."""
 
     def unreachable(self, error: DMQError) -> None:
         """No broker was reached for as long as the client is willing to wait; it goes on trying."""
@@ -144,21 +144,22 @@ class Pool:
         self.timeout: Final = settings.timeout
         self._owner = owner
         self.call_later: Final = owner.call_later
-        self._standing: Standing[Connection] = Standing(
+        self.standing: Final[Standing[Connection]] = Standing(
             Failover(at.addresses, shard=at.shard), settings.reconnect, any_member=settings.any_member
         )
         self._moves = settings.reconnect and not settings.any_member
-        self.current: Final = self._standing.current
+        self.current: Final = self.standing.current
         """The connection in use; None while there is none."""
         self._lock = threading.RLock()  # guards the standing and the watchers; taken by itself, see `Alarms`
         self._changed = threading.Condition(self._lock)
         self._watchers: dict[int, Watcher] = {}
-        self._told: tuple[Watcher, ...] = ()  # the same, for what is told most
+        self.consumers: Final[dict[int, Watcher]] = {}
+        """Those of the watchers that take the messages of a subscription, by its number."""
 
     @property
     def closed_by(self) -> DMQError | None:
         """Why there will be no connection any more; None as long as there may be."""
-        return self._standing.closed_by
+        return self.standing.closed_by
 
     # --- connections ------------------------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class Pool:
             DMQError: what a broker answered to the hello.
         """
         deadline = time.monotonic() + ((self.timeout or 0.0) if seconds is None else seconds)
-        standing, is_first = self._standing, True
+        standing, is_first = self.standing, True
         while is_first or not standing.failover.is_round_over or time.monotonic() < deadline:
             attempt, is_first = standing.next_attempt(), False
             left = deadline - time.monotonic()
@@ -211,7 +212,7 @@ class Pool:
         """The broker answers at these addresses from now on, and is led from there, as far as is known."""
         with self._lock:
             self.addresses = addresses or self.addresses
-            self._standing.failover.aim(addresses, leader, epoch)
+            self.standing.failover.aim(addresses, leader, epoch)
 
     def start(self) -> None:
         """Connect for the first time, without waiting for it."""
@@ -223,7 +224,7 @@ class Pool:
 
     def _checked(self, connection: Connection) -> Connection:
         with self._lock:
-            refusal = self._standing.refusal(connection.address, connection.reply.shard)
+            refusal = self.standing.refusal(connection.address, connection.reply.shard)
         if refusal is not None:
             connection.close(refusal)
             raise refusal
@@ -251,7 +252,7 @@ class Pool:
                     return connection
                 left = limit - time.monotonic()
                 if left <= 0:
-                    raise self._standing.unreached(limit - start)
+                    raise self.standing.unreached(limit - start)
                 self._changed.wait(min(left, 1.0))
             raise _fresh(self.closed_by)
 
@@ -304,11 +305,16 @@ class Pool:
             with self._lock:
                 self._changed.wait_for(lambda: self.closed_by is not None, seconds)
 
-    def watch(self, watcher: Watcher) -> None:
-        """Have it told what happens, until `unwatch`. It is told of the connection in use at once."""
+    def watch(self, watcher: Watcher, subscription: int | None = None) -> None:
+        """Have it told what happens, until `unwatch`. It is told of the connection in use at once.
+
+        Parameters:
+            subscription: the number of the one whose messages it takes, if it takes any.
+        """
         with self._lock:
             self._watchers[id(watcher)] = watcher
-            self._told = (*self._watchers.values(),)
+            if subscription is not None:
+                self.consumers[subscription] = watcher
         connection = self.current()
         if connection is not None:
             watcher.connected(connection)
@@ -316,7 +322,8 @@ class Pool:
     def unwatch(self, watcher: Watcher) -> None:
         with self._lock:
             self._watchers.pop(id(watcher), None)
-            self._told = (*self._watchers.values(),)
+            for number in [number for number, consumer in self.consumers.items() if consumer is watcher]:
+                del self.consumers[number]
 
     def _each(self, method: str, *arguments: Any) -> None:
         with self._lock:
@@ -331,25 +338,25 @@ class Pool:
 
     def has_other(self, link: Link) -> bool:
         """Whether another broker than this link's could be asked."""
-        return bool(self._standing.others(link.address))
+        return bool(self.standing.others(link.address))
 
     def find_other(self, link: Link, found: Callable[[Link | None], None]) -> None:
         """Have `found` called with a connection to another broker, or None if none answers."""
-        for address in self._standing.others(link.address):
-            known = self._standing.known(address)
+        for address in self.standing.others(link.address):
+            known = self.standing.known(address)
             if known is not None:
                 found(known)
                 return
         threading.Thread(target=self._find, args=(link.address, found), name="dmq-find", daemon=True).start()
 
     def _find(self, address: Address, found: Callable[[Link | None], None]) -> None:
-        for other in self._standing.others(address):
+        for other in self.standing.others(address):
             try:
                 connection = self._connect(other)
             except DMQError:
                 continue
             with self._lock:
-                kept = self._standing.keep_beside(connection)
+                kept = self.standing.keep_beside(connection)
             if kept is not connection:
                 connection.close(NotConnected("one connection to a broker is enough"))
             found(kept)
@@ -363,7 +370,7 @@ class Pool:
         with self._lock:
             closed_by = self.closed_by
             if closed_by is None:
-                was_interrupted = self._standing.use(connection)
+                was_interrupted = self.standing.use(connection)
                 self._changed.notify_all()
         if closed_by is not None:
             connection.close(closed_by)
@@ -377,7 +384,7 @@ class Pool:
     def lost(self, connection: Connection, reason: DMQError) -> None:
         """A connection broke."""
         with self._lock:
-            loss = self._standing.lost(connection, reason)
+            loss = self.standing.lost(connection, reason)
         if loss.is_interruption:
             self._owner.interrupted(self.shard, reason)
         self._each("lost", connection, reason)
@@ -392,7 +399,7 @@ class Pool:
     def deposed(self, connection: Connection, error: NotLeader) -> None:
         """The broker does not lead its shard any more: look for the one that does."""
         with self._lock:
-            loss = self._standing.deposed(connection, error)
+            loss = self.standing.deposed(connection, error)
         if loss.closed_by is not None:
             connection.close(loss.closed_by)
         elif loss.must_connect:
@@ -402,9 +409,9 @@ class Pool:
 
     def _start_connecting(self) -> None:
         with self._lock:
-            if not self._standing.begin_connecting():
+            if not self.standing.begin_connecting():
                 return
-            search = self._standing.searches
+            search = self.standing.searches
         threading.Thread(target=self._keep_connecting, name="dmq-reconnect", daemon=True).start()
         if self.timeout is not None:
             self.call_later(self.timeout, lambda: self._check_reached(search))
@@ -412,15 +419,15 @@ class Pool:
     def _keep_connecting(self) -> None:
         while True:
             with self._lock:
-                attempt = self._standing.next_attempt()
+                attempt = self.standing.next_attempt()
                 if attempt.pause:
                     self._changed.wait_for(lambda: self.closed_by is not None, attempt.pause)
                 if self.closed_by is not None:
                     return
             try:
-                connection = self._standing.known(attempt.address) or self._connect(attempt.address, attempt.seconds)
+                connection = self.standing.known(attempt.address) or self._connect(attempt.address, attempt.seconds)
             except DMQError as error:
-                self._standing.failed(attempt.address, error)
+                self.standing.failed(attempt.address, error)
                 log.debug("no connection", address=str(attempt.address), reason=error.message)
                 continue
             self._use(connection)
@@ -428,44 +435,40 @@ class Pool:
 
     def _check_reached(self, search: int) -> None:
         """The client's time for a search is over. A later one has a time of its own."""
-        if self._standing.is_searching(search) and self.closed_by is None:
-            self._each("unreachable", self._standing.unreached(self.timeout or 0.0))
+        if self.standing.is_searching(search) and self.closed_by is None:
+            self._each("unreachable", self.standing.unreached(self.timeout or 0.0))
 
     def pushed(self, connection: Connection, push: Push) -> None:
-        """The broker sent something by itself."""
+        """The broker sent something by itself, and not messages."""
         header = push.header
         if isinstance(header, ServerReboot):
             with self._lock:
-                must_move = self._standing.rebooting(connection, header.reason)
+                must_move = self.standing.rebooting(connection, header.reason)
             if must_move:
                 self._start_connecting()
                 self._retire(connection, self._clock.monotonic() + header.grace_ms / 1000)
         elif isinstance(header, ServerHealth):
             with self._lock:
-                self._standing.failover.healthy(header.broker, header.address)
+                self.standing.failover.healthy(header.broker, header.address)
         elif isinstance(header, SubscriptionEnded) and header.status == Status.NOT_LEADER:
             self.deposed(connection, NotLeader(header.message))
         elif isinstance(header, RouteChanged):
             self._owner.route_changed(header)
-        for watcher in self._told:
-            try:
-                watcher.pushed(connection, push)
-            except Exception:
-                log.exception("a watcher raised", once_for="pushed", method="pushed")
+        self._each("pushed", connection, push)
 
     def _retire(self, connection: Connection, deadline: float) -> None:
         """Close a connection that was moved away from, once what runs there has ended or its grace is over."""
         if connection.is_closed:
             return
-        if self._standing.is_retired(connection, connection.outstanding, self._clock.monotonic() >= deadline):
+        if self.standing.is_retired(connection, connection.outstanding, self._clock.monotonic() >= deadline):
             connection.close(NotConnected("the broker reboots, or does not lead its shard any more"))
         else:
             self.call_later(0.1, lambda: self._retire(connection, deadline))
 
     def _tick(self) -> None:
         with self._lock:
-            self._standing.look()
-            connections = self._standing.connections()
+            self.standing.look()
+            connections = self.standing.connections()
         for connection in connections:
             connection.tick()
         if self.closed_by is None:
@@ -476,20 +479,20 @@ class Pool:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         watchers = [*self._watchers.values()]
-        for connection in self._standing.close(reason):
+        for connection in self.standing.close(reason):
             connection.abandon()
-        self._standing.closed_by = reason
+        self.standing.closed_by = reason
         for watcher in watchers:
             watcher.forked(reason)
 
     def mend(self, trace: Trace) -> None:
         """An exception out of a signal's handler ended a call of this thread: end what it may have left half done."""
         with self._lock:
-            connections = self._standing.connections()
+            connections = self.standing.connections()
         for connection in connections:
             connection.mend(trace)
         with self._lock:
-            must_connect = self.closed_by is None and self._standing.current() is None
+            must_connect = self.closed_by is None and self.standing.current() is None
         if must_connect:
             self._start_connecting()
 
@@ -497,7 +500,7 @@ class Pool:
         """End all connections, and tell nobody: the broker is gone for good."""
         with self._lock:
             self._watchers.clear()
-            self._told = ()
+            self.consumers.clear()
         self.close(reason)
 
     def close(self, reason: DMQError) -> None:
@@ -505,7 +508,7 @@ class Pool:
         with self._lock:
             is_first = self.closed_by is None
             reason = self.closed_by or reason
-            connections = self._standing.close(reason)
+            connections = self.standing.close(reason)
             self._changed.notify_all()
         if is_first:
             self._each("closed", reason)

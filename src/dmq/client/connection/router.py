@@ -125,6 +125,15 @@ class Listeners:
 C = TypeVar("C", covariant=True)
 
 
+class LinkStanding(Protocol[C]):
+    """The connections of a pool, as far as those see them who need one for every message."""
+
+    @property
+    def in_use(self) -> C | None:
+        """The one in use, which may have broken a moment ago: it says itself whether it is usable."""
+        ...
+
+
 class AnyPool(Protocol[C]):
     """The connection to one broker, of either kind."""
 
@@ -136,6 +145,11 @@ class AnyPool(Protocol[C]):
 
     @property
     def closed_by(self) -> DMQError | None: ...
+
+    @property
+    def standing(self) -> LinkStanding[C]:
+        """For those who ask for the connection at every message: `current` costs them a call more."""
+        ...
 
     @property
     def current(self) -> Callable[[], C | None]:
@@ -151,7 +165,7 @@ class AnyPool(Protocol[C]):
 
     def retire(self, reason: DMQError) -> None: ...
 
-    def watch(self, watcher: Any) -> None: ...
+    def watch(self, watcher: Any, subscription: int | None = ...) -> None: ...
 
     def unwatch(self, watcher: Any) -> None: ...
 
@@ -334,10 +348,12 @@ class AnyRouter(Generic[P, L]):
         """
         only = self._only
         if only is not None:
-            return only.current()
-        if queue >= 0:
-            return self._pool_at(self._table.broker(topic, queue)).current()
-        return next((link for pool in self.pools_of(topic) if (link := pool.current()) is not None), None)
+            link = only.standing.in_use
+        elif queue >= 0:
+            link = self._pool_at(self._table.broker(topic, queue)).standing.in_use
+        else:
+            return next((link for pool in self.pools_of(topic) if (link := pool.current()) is not None), None)
+        return link if link is not None and link.is_usable else None
 
     def pool_for(self, topic: str, queue: int = ANY) -> P:
         """The pool of the broker that has a place; with any, of one that is connected, if there is any."""

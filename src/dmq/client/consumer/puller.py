@@ -121,7 +121,8 @@ class Puller(Generic[P]):
         self._subscriptions.check_open()
         if self._core.ended is not None:
             raise type(self._core.ended)(self._core.ended.message, **self._core.ended.detail)
-        check_whole("max_messages", max_messages, 1, LIST_MAX)
+        if type(max_messages) is not int or not 1 <= max_messages <= LIST_MAX:  # for most pulls it is right
+            check_whole("max_messages", max_messages, 1, LIST_MAX)
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait <= _WAIT_MAX:
             raise InvalidSettings(f"wait is a time in seconds, not {wait!r}")
         self._subscriptions.has_pulled = True
@@ -204,10 +205,11 @@ class Puller(Generic[P]):
             self._ask_poor(ask)
             one = rich[0]
             count = min(count, self._options.prefetch - got - sum([*self._under_way.values()]))
-        link = None if one is None else one.pool.current()
+        link = None if one is None else one.standing.in_use
         if (
             one is None
             or link is None
+            or not link.is_usable
             or not is_repeated
             or self._last_ask is None
             or self._subscriptions.is_closing

@@ -105,6 +105,7 @@ class Subscription(Generic[P]):
         self._core = all.core
         self._options = all.options
         self.pool: Final = pool
+        self.standing: Final = pool.standing
         self.book: Final = all.core.add_book()
         self.window: Final = CreditWindow(1, is_shared=not all.options.broadcast)
         self.loans = 0  # shares of other brokers that are about to be this one's
@@ -269,8 +270,8 @@ class Subscription(Generic[P]):
             self.follow()
             if self.owed:
                 self._all.repay(self)
-            link = self.pool.current()
-            if link is None:
+            link = self.standing.in_use
+            if link is None or not link.is_usable:
                 self._core.not_sent(self.book, frames)
             else:
                 self.tell(link, frames)
@@ -291,8 +292,8 @@ class Subscription(Generic[P]):
             if at < len(frames):
                 self._core.told(self.book, link, frames[:at])
                 self._core.not_sent(self.book, frames[at:])
-        current = self.pool.current()
-        if at and current is not None and current is not link:
+        current = self.standing.in_use
+        if at and current is not link and current is not None and current.is_usable:
             self.tell(current)  # the link broke under it, and the next one was there before this was noted
 
     def keep(self, deliveries: Sequence[Delivery]) -> None:
@@ -354,14 +355,13 @@ class Subscription(Generic[P]):
 
     def pushed(self, link: NamedLink, push: Pushed) -> None:
         header = push.header
-        if isinstance(header, Push):
-            if header.subscription == self._all.number:
-                leases = header.leases
-                lease_ms = leases[0].lease_ms if len(leases) == 1 else min([one.lease_ms for one in leases], default=0)
-                if push.since + lease_ms / 2000 < self._core.now():
-                    self._confirm(link, leases, bytes(push.body))
-                else:
-                    self._take(leases, push.body, push.since)
+        if isinstance(header, Push):  # of this subscription alone
+            leases = header.leases
+            lease_ms = leases[0].lease_ms if len(leases) == 1 else min([one.lease_ms for one in leases], default=0)
+            if push.since + lease_ms / 2000 < self._core.now():
+                self._confirm(link, leases, bytes(push.body))
+            else:
+                self._take(leases, push.body, push.since)
         elif isinstance(header, GroupMembers):
             if header.subscription == self._all.number:
                 self.queue_count = header.queues
@@ -536,7 +536,7 @@ class Subscriptions(Generic[P]):
             if link is not None and self.is_divided:
                 self.subscriber.attend(link)
         for one in added:
-            one.pool.watch(one)
+            one.pool.watch(one, self.number)
         for one in gone:
             one.leave()
         self.divide()

@@ -6,6 +6,6 @@ In reading order: `producer` is what a blocking program holds, and `core` what i
 them; the `encoder` turns a batch into bytes; the `sender` sees it through, by the `retry_policy`. `numbered_sender` is
 one attempt to send a batch with numbers, for everybody who sends such batches, and sends ready-made ones, for Spark and
 replays. `outcome` is what becomes of a batch, `future` what a caller gets.
-`transaction` and `transaction_core` are half messages and their ends. The `mender` sees to what an exception out of a
-signal's handler left half done.
+`transaction` and `transaction_core` are half messages and their ends. The `signal_mender` sees to what an exception out
+of a signal's handler left half done.
 """

@@ -25,11 +25,11 @@ from dmq.client.connection.threads import FOREVER, Trace, Waiter
 from dmq.client.producer.accumulator import Draft, SendBatch
 from dmq.client.producer.core import WHOLE_MESSAGES, Core, listed
 from dmq.client.producer.future import Receipts, Repeated, SendFuture, Sent
-from dmq.client.producer.mender import Mender
 from dmq.client.producer.message import SendOptions, own_message, parse_id
 from dmq.client.producer.retry_policy import unknown_after
 from dmq.client.producer.routes import UNKNOWN, Route
 from dmq.client.producer.sender import Sender
+from dmq.client.producer.signal_mender import SignalMender
 from dmq.client.producer.straight_path import StraightPath
 from dmq.client.producer.transaction import Transaction
 from dmq.client.producer.transaction_core import HalfOptions, Transactions, roll_back_late
@@ -662,7 +662,7 @@ class _RouterWatcher:
         self._gatherer = core.accumulator.gatherer
         self._spooling = core.spooling
         self._transactions = transactions
-        self._mender = Mender(core.sender) if core.spooling is None else None
+        self._mender = SignalMender(core.sender) if core.spooling is None else None
 
     def mend(self, trace: Trace) -> None:
         if self._mender is not None:

@@ -24,9 +24,18 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from dmq.compiled import find
-from dmq.errors import DMQError, InvalidMessage, LimitReached, OutOfOrder, SequenceConflict, UnknownTopic
+from dmq.errors import (
+    DMQError,
+    InvalidMessage,
+    LimitReached,
+    MessageTooLarge,
+    OutOfOrder,
+    SequenceConflict,
+    UnknownTopic,
+)
 from dmq.model import EVENT_TOPIC
-from dmq.records.builder import system_records
+from dmq.records import layout
+from dmq.records.builder import BLANK_STAMP, BLANK_TIMES, HEAD, LENGTH_MAX, name_bytes, record_head
 from dmq.records.layout import ADDRESSES_DTYPE, Stamp, StampColumns, stamp_columns, stamp_few
 from dmq.storage.files import Buffer
 from dmq.storage.journal.unit import (
@@ -122,14 +131,27 @@ class Draft:
 
 
 _EVENTS_MAX: Final = 256  # of one batch
+_EVENT_HEAD: Final = record_head(layout.SYSTEM, 0, 0)
+_EVENT_HEAD_CRC: Final = crc32c(_EVENT_HEAD)
+_EVENT_TAIL: Final = name_bytes("topic", EVENT_TOPIC) + bytes(4)  # no app, no business id, no attributes
+_EVENT_BYTES: Final = HEAD.size + len(_EVENT_TAIL)  # of a record without its body
+_EVENT_BODY_MAX: Final = LENGTH_MAX - _EVENT_BYTES
 # By producer and queue: the items of a call that are written.
 _Fresh: TypeAlias = dict[tuple[int, int], list[int]]
 _NONE_FRESH: Final[_Fresh] = {}
 
 
 def event_part(events: Iterable[Event], now_ms: int) -> Part:
-    """Events as a part of a unit: one batch, a record each."""
-    records = system_records(EVENT_TOPIC, map(encode_event, events), now_ms)
+    """Events as a part of a unit: one batch, a record each, which differ in nothing but their bodies."""
+    bodies = [encode_event(event) for event in events]
+    if (largest := max(map(len, bodies))) > _EVENT_BODY_MAX:
+        raise MessageTooLarge(f"an event takes {largest} bytes; at most {_EVENT_BODY_MAX} are possible", size=largest)
+    sent = layout.U64.pack(now_ms)
+    others = crc32c(_EVENT_TAIL, crc32c(sent, _EVENT_HEAD_CRC)) << 32  # as of `dmq.records.builder.others_crc`
+    head, pack = _EVENT_HEAD + BLANK_STAMP + sent + BLANK_TIMES, HEAD.pack
+    records = [
+        pack(_EVENT_BYTES + len(body), head, others | crc32c(body), len(body)) + body + _EVENT_TAIL for body in bodies
+    ]
     row = Row._make((0, 0, 0, len(records), 0, 0, 0, 0, 0, NO_ADDRESS, 0, 0))
     return Part(row, records[0] if len(records) == 1 else b"".join(records), tuple(map(len, records)), now_ms)
 

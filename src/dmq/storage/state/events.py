@@ -10,7 +10,9 @@ topics by id, never by name, so that a topic created again is another topic.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -223,13 +225,9 @@ Event = (
     | TransactionsJoined
 )
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Event)
-
-
-def encode_event(event: Event) -> bytes:
-    """The body of the event's record."""
-    return _encoder.encode(event)
+encode_event: Final[Callable[[Event], bytes]] = msgspec.msgpack.Encoder().encode
+"""The body of the event's record."""
 
 
 def decode_event(body: bytes | memoryview) -> Event:

@@ -16,7 +16,7 @@ from dmq.client.producer.accumulator import (
     SECOND_BYTES_MIN,
     SendBatch,
 )
-from dmq.client.producer.mender import Mender
+from dmq.client.producer.signal_mender import SignalMender
 from dmq.errors import DMQError, NotConnected, TimedOut
 from dmq.model import Message, Receipt
 from dmq.protocol.batch import unpack_batch
@@ -284,7 +284,7 @@ def test_an_exception_before_reserved_room_is_returned_loses_nothing(monkeypatch
 
 def check_mended(rig: Rig, where: str | None) -> None:
     """After an exception, all four messages go out."""
-    Mender(rig.core.sender).mend()
+    SignalMender(rig.core.sender).mend()
     settle(rig)
     sent = {request.numbers: request.body for request in rig.link.requests}
     records = [unpack_batch(body, count).lengths for (_, _, count, _), body in sent.items()]

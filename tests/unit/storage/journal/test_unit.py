@@ -28,7 +28,8 @@ from dmq.storage.journal.unit import (
     parse_unit,
     read_header,
 )
-from dmq.storage.journal.unit_draft import UnitBuilder
+from dmq.storage.journal.unit_draft import UnitBuilder, event_part
+from dmq.storage.state.events import Archived, Event, TopicDropped
 from tests.unit.records.samples import slow_crc32c
 
 SENT_AT_MS = 1_700_000_000_000
@@ -87,6 +88,31 @@ def test_the_header_is_as_drawn() -> None:
     assert len(expected) == 72
     assert raw[:72] == expected
     assert raw[72:76] == struct.pack(">I", record)
+
+
+def test_events_have_the_bytes_of_system_records() -> None:
+    """J-04."""
+    events: list[Event] = [TopicDropped(7), Archived(1 << 40), TopicDropped(8)]
+    tail = bytes.fromhex("06 254556454e54 00 00 0000")  # topic %EVENT, no app, no business id, no attributes
+    head, sent = bytes.fromhex("d301 04 0000 00"), bytes.fromhex("0000018bcfe56800")
+    expected = []
+    for body in ("9202 07", "920a cf0000010000000000", "9202 08"):
+        raw = bytes.fromhex(body)
+        expected.append(
+            struct.pack(">I", 67 + len(raw) + len(tail))
+            + head
+            + bytes(29)
+            + sent
+            + bytes(8)
+            + struct.pack(">II", slow_crc32c(head + sent + tail), slow_crc32c(raw))
+            + struct.pack(">I", len(raw))
+            + raw
+            + tail
+        )
+    made = event_part(events, SENT_AT_MS)
+    assert bytes(made.data) == b"".join(expected)
+    assert [*made.lengths] == [*map(len, expected)]
+    assert bytes(event_part(events[:1], SENT_AT_MS).data) == expected[0]
 
 
 def test_a_batch_row_is_as_drawn() -> None:

@@ -19,10 +19,10 @@ from dmq.client.producer.sender import SCAN_SECONDS, Sender
 from dmq.errors import NotConnected
 from dmq.model import Durability
 
-__all__ = ["Mender"]
+__all__ = ["SignalMender"]
 
 
-class Mender:
+class SignalMender:
     """The mender of one producer.
 
     Parameters:
